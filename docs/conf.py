@@ -7,13 +7,11 @@ of the reference, which Sphinx makes from the docstrings.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import pkgutil
 import re
 import shutil
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +28,10 @@ from typing_extensions import get_original_bases, get_type_hints, is_typeddict
 import torch_dynemb
 
 DOCS = Path(__file__).parent
-MODULES = re.findall(
-    r"^   (torch_dynemb[\w.]*)$", (DOCS / "reference.md").read_text(), re.MULTILINE
-)
-# Packages with more names list them by the modules that define them.
-LONG_LIST = 30
+sys.path.insert(0, str(DOCS))
+
+from public_names import MODULES, listed_names, returned_records  # noqa: E402
+
 # Signs of formulas, such as |w| and w *= 2, that would be markup outside of literals.
 FORMULA = re.compile(r"\||(?<!\S)\*(?=[^\s*])(?!\w+:)")
 
@@ -60,7 +57,7 @@ autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
 napoleon_use_param = False  # an entry may describe several arguments
 napoleon_use_rtype = False
-napoleon_custom_sections = [("Attributes", "params_style")]
+napoleon_custom_sections = [("Attributes", "params_style"), ("Fields", "params_style")]
 python_maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
 toc_object_entries_show_parents = "hide"
@@ -74,50 +71,6 @@ html_show_sphinx = False
 html_copy_source = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-
-
-def listed_names() -> tuple[dict[int, str], dict[str, dict[str, list[str]]], dict[str, list[str]]]:
-    """List the public names.
-
-    Returns:
-        The full name of each class and function by its address: that in the first of its modules,
-        where it has a page; for each module the names that have a page there, by headings; and the
-        full names of those that have it elsewhere.
-    """
-    pages: dict[int, str] = {}
-    here: dict[str, dict[str, list[str]]] = {}
-    elsewhere: dict[str, list[str]] = {}
-    for module in MODULES:
-        defined = list(vars(importlib.import_module(module)))  # in the order of imports
-        names = sorted(importlib.import_module(module).__all__, key=defined.index)
-        here[module], elsewhere[module] = defaultdict(list), []
-        for name in names:
-            value = getattr(importlib.import_module(module), name)
-            page = f"{module}.{name}"
-            if page in MODULES:
-                continue
-            if inspect.isclass(value) or inspect.isroutine(value):
-                page = pages.setdefault(id(value), page)
-            if page.rpartition(".")[0] == module:
-                here[module][heading(value, module, len(names))].append(name)
-            else:
-                elsewhere[module].append(page)
-        here[module] = dict(sorted(here[module].items(), key=lambda group: group[0] == "Data"))
-    return pages, here, elsewhere
-
-
-def heading(value: object, module: str, names: int) -> str:
-    """Name the kind of a value or, in a long list, what its module is about."""
-    defined = getattr(value, "__module__", None)
-    if defined is None or not defined.startswith("torch_dynemb"):
-        return "Data"
-    if names > LONG_LIST:
-        if defined.startswith(f"{module}."):
-            defined = f"{module}." + defined.removeprefix(f"{module}.").split(".")[0]
-        return (importlib.import_module(defined).__doc__ or "").partition("\n")[0].rstrip(".")
-    if inspect.isclass(value):
-        return "Exceptions" if issubclass(value, BaseException) else "Classes"
-    return "Functions"
 
 
 PAGES, HERE, ELSEWHERE = listed_names()
@@ -196,6 +149,10 @@ def prepare_docstring(
         lines.clear()  # what Python says of each tuple
     if is_typeddict(value):
         lines[:] = options_docstring(value).splitlines()
+    for record in returned_records(value):
+        if id(record) not in PAGES:
+            about = inspect.cleandoc(record.__doc__ or "").replace("Attributes:", "Fields:")
+            lines += ["", *f"``{record.__name__}``: {about}".splitlines(), ""]
     in_example = False
     for number, line in enumerate(lines):
         in_example = line.lstrip().startswith(">>>") or (in_example and line.strip() != "")

@@ -21,7 +21,6 @@ from torch_dynemb.nn import (
     DynamicEmbeddingCollection,
     KeyedJagged,
     ModuleOptions,
-    Replaced,
     ReplacementReport,
     SingleTableOptions,
     StepWith,
@@ -71,7 +70,6 @@ from torch_dynemb.retrieval import (
     FullSoftmaxLoss,
     InBatchNegatives,
     SampledSoftmaxLoss,
-    TopK,
     UniformNegatives,
     export_vectors,
     in_batch_softmax_loss,
@@ -83,7 +81,6 @@ from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.host_state import EvictedIds
 from torch_dynemb.table.row_batch import RowBatch
-from torch_dynemb.table.sampling import SampledIds
 from torch_dynemb.table.stats import TableStats
 
 __all__ = [
@@ -129,12 +126,10 @@ __all__ = [
     "PartialRowWiseAdam",
     "PartialRowWiseLAMB",
     "Policy",
-    "Replaced",
     "ReplacementReport",
     "RowBatch",
     "RowWiseAdagrad",
     "SSDStore",
-    "SampledIds",
     "SampledSoftmaxLoss",
     "SingleTableOptions",
     "SmartDecayAdam",
@@ -145,7 +140,6 @@ __all__ = [
     "TableGroup",
     "TableStats",
     "Top",
-    "TopK",
     "TruncatedNormal",
     "Uniform",
     "UniformNegatives",

@@ -173,7 +173,7 @@ def tensor(owner: str, value: object, expected: str = "a Tensor") -> Tensor:
     return value
 
 
-def on_device(owner: str, value: Tensor, device: torch.device) -> Tensor:
+def tensor_on(owner: str, value: Tensor, device: torch.device) -> Tensor:
     """Return ``value``, which must be on the device of the table.
 
     Raises:
@@ -197,7 +197,7 @@ def flat_int64(owner: str, value: object, device: torch.device) -> Tensor:
             f"{owner} has dtype {given.dtype}, expected int64"
             + (": use .long()" if given.dtype == torch.int32 else "")
         )
-    return on_device(owner, given, device).reshape(-1).contiguous()
+    return tensor_on(owner, given, device).reshape(-1).contiguous()
 
 
 def float_rows(owner: str, value: object, device: torch.device) -> Tensor:
@@ -210,7 +210,7 @@ def float_rows(owner: str, value: object, device: torch.device) -> Tensor:
     given = tensor(owner, value, "a float Tensor")
     if given.dtype == torch.bool or given.is_complex():
         raise TypeError(f"{owner} has dtype {given.dtype}, expected floats")
-    return on_device(owner, given, device)
+    return tensor_on(owner, given, device)
 
 
 __all__ = [
@@ -222,8 +222,8 @@ __all__ = [
     "integer",
     "integers",
     "number",
-    "on_device",
     "table_number",
     "tensor",
+    "tensor_on",
     "text",
 ]

@@ -23,7 +23,12 @@ from torch_dynemb.ops.columns import INIT_RECORD_COLUMNS, InitKind
 
 @dataclass(frozen=True)
 class InitRecord:
-    """An initializer as kernels read it: a kind and up to six parameters."""
+    """An initializer as kernels read it.
+
+    Attributes:
+        kind: number of the distribution.
+        parameters: up to six, by kind.
+    """
 
     kind: InitKind
     parameters: tuple[float, ...]
@@ -397,3 +402,17 @@ class InitData:
             records[record, 3] = offset
             offset += values.numel()
         return torch.cat([records.flatten(), *(values for _, values in self._vectors)])
+
+
+__all__ = [
+    "ByColumn",
+    "Constant",
+    "Initializer",
+    "KaimingNormal",
+    "KaimingUniform",
+    "Normal",
+    "TruncatedNormal",
+    "Uniform",
+    "XavierNormal",
+    "XavierUniform",
+]

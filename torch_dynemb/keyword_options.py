@@ -50,7 +50,7 @@ class KeywordOption(NamedTuple):
     text: str
 
 
-def options_of(declared: type) -> dict[str, KeywordOption]:
+def declared_options(declared: type) -> dict[str, KeywordOption]:
     """List the options of a TypedDict and of its bases.
 
     Args:
@@ -63,7 +63,7 @@ def options_of(declared: type) -> dict[str, KeywordOption]:
         kind, default = get_args(hint)
         text = texts.get(name, "")
         if isinstance(default, FieldOf):
-            text = entries(default.config.__doc__).get(name, text)
+            text = documented_entries(default.config.__doc__).get(name, text)
             default = _default_of(default.config, name)
         found[name] = KeywordOption(kind, default, text)
     return found
@@ -74,7 +74,7 @@ def _texts_of(declared: Any) -> dict[str, str]:
     for base in get_original_bases(declared):
         if hasattr(base, "__total__"):  # a TypedDict, which is not among the bases of a class
             texts |= _texts_of(base)
-    return texts | entries(declared.__doc__)
+    return texts | documented_entries(declared.__doc__)
 
 
 def _default_of(config: type[Any], name: str) -> object:
@@ -82,7 +82,7 @@ def _default_of(config: type[Any], name: str) -> object:
     return of.default if of.default_factory is dataclasses.MISSING else of.default_factory()
 
 
-def entries(docstring: str | None) -> dict[str, str]:
+def documented_entries(docstring: str | None) -> dict[str, str]:
     """Read the entries of the section Args or Attributes of a docstring.
 
     Args:
@@ -114,7 +114,7 @@ def takes_options(function: Function) -> Function:
     """
     own = inspect.signature(function)
     *before, taken = own.parameters.values()
-    options = options_of(_declared_by(function, taken))
+    options = declared_options(_declared_by(function, taken))
     shown = [
         inspect.Parameter(name, taken.KEYWORD_ONLY, default=option.default, annotation=option.kind)
         for name, option in options.items()
@@ -149,7 +149,7 @@ def _declared_by(function: Any, taken: inspect.Parameter) -> type:
 def _documented(docstring: str | None, options: Mapping[str, KeywordOption]) -> str:
     """Add the texts of options to the section Args of a docstring."""
     own = inspect.cleandoc(docstring or _ALONE)
-    known = entries(own)
+    known = documented_entries(own)
     added = "".join(
         f"    {name}: {option.text}\n"
         for name, option in options.items()
@@ -160,7 +160,7 @@ def _documented(docstring: str | None, options: Mapping[str, KeywordOption]) -> 
     return f"{own}\n"[:at] + added + f"{own}\n"[at:]
 
 
-def part_of(declared: type[Options], options: Mapping[str, object]) -> Options:
+def options_for(declared: type[Options], options: Mapping[str, object]) -> Options:
     """Return the options that a TypedDict has.
 
     Args:
@@ -171,4 +171,11 @@ def part_of(declared: type[Options], options: Mapping[str, object]) -> Options:
     return cast(Options, {name: value for name, value in options.items() if name in names})
 
 
-__all__ = ["FieldOf", "KeywordOption", "entries", "options_of", "part_of", "takes_options"]
+__all__ = [
+    "FieldOf",
+    "KeywordOption",
+    "declared_options",
+    "documented_entries",
+    "options_for",
+    "takes_options",
+]

@@ -8,7 +8,7 @@ import torch
 from common.id_streams import ZipfNumbers, spread
 from torch import Tensor
 
-from torch_dynemb.plan import IdCounter
+from torch_dynemb.plan.counting import IdCounter
 from torch_dynemb.plan.ranks.demand import ColumnDemand, column_demand
 
 

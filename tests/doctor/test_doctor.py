@@ -12,8 +12,9 @@ import torch
 
 import torch_dynemb as td
 from torch_dynemb.__main__ import main
-from torch_dynemb.doctor import Facts, command, findings, gather
-from torch_dynemb.doctor.facts import Gpu, cgroup_limit, chosen
+from torch_dynemb.doctor import command
+from torch_dynemb.doctor.facts import Facts, Gpu, cgroup_limit, chosen, gather
+from torch_dynemb.doctor.findings import findings
 from torch_dynemb.ops import CompiledWith, compiled_with
 from torch_dynemb.storage.address_space import AddressLimit
 

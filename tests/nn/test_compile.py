@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import torch_dynemb as td
-from torch_dynemb.nn.table_module import FORGOTTEN_STEPS
+from torch_dynemb.nn.forgotten_steps import FORGOTTEN_STEPS
 from torch_dynemb.ops import functional_copies
 from torch_dynemb.ops.columns import Table
 

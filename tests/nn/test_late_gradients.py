@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_ as imported_by_name
 
 import torch_dynemb as td
-from torch_dynemb.nn.table_module import FORGOTTEN_STEPS
+from torch_dynemb.nn.forgotten_steps import FORGOTTEN_STEPS
 
 pytestmark = pytest.mark.cpu_only("on a GPU the number of backwards is not counted")
 

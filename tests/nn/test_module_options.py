@@ -14,7 +14,7 @@ from torch import nn
 from typing_extensions import TypedDict, Unpack
 
 import torch_dynemb as td
-from torch_dynemb.keyword_options import FieldOf, options_of, part_of, takes_options
+from torch_dynemb.keyword_options import FieldOf, declared_options, options_for, takes_options
 
 pytestmark = pytest.mark.cpu_only("signatures, and tables with storage")
 
@@ -145,14 +145,14 @@ class SizeAndName(Size, total=False):
 
 
 def test_options_have_type_default_and_text() -> None:
-    options = options_of(SizeAndName)
+    options = declared_options(SizeAndName)
     assert list(options) == ["width", "dtype", "name"]
     assert options["width"] == (int, 3, "columns, at least 1,\n        and more.")
     assert options["name"] == (str | None, None, "of it.")
     kind, default, text = options["dtype"]
     assert (kind, default) == (torch.dtype, torch.float32)
     assert text.startswith("of the rows: float32, bfloat16 or float16.")
-    assert part_of(Size, {"width": 1, "name": "x"}) == {"width": 1}
+    assert options_for(Size, {"width": 1, "name": "x"}) == {"width": 1}
 
 
 def test_a_function_gets_each_option() -> None:
@@ -189,7 +189,7 @@ def test_an_option_without_a_default_is_refused() -> None:
         width: int
 
     with pytest.raises(AssertionError, match="NoDefault: width has no default"):
-        options_of(NoDefault)
+        declared_options(NoDefault)
 
 
 @pytest.mark.parametrize("kind", [td.DynamicEmbedding, td.DynamicEmbeddingBag])

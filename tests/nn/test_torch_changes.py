@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -21,14 +23,20 @@ pytestmark = pytest.mark.cpu_only("functions of torch, whatever the device")
 
 
 PACKAGE = f"{os.sep}torch_dynemb{os.sep}"
+OTHERS = {*sys.stdlib_module_names, "torch", "torchrec", "fbgemm_gpu", "tensordict", "numpy"}
+OTHERS |= {"safetensors", "fsspec", "redis", "pyarrow"}
 
 
 def replaced() -> dict[str, set[str]]:
-    """Find functions in torch's modules and classes with code of this package, by owner."""
-    modules = [m for name, m in list(sys.modules.items()) if name.split(".")[0] == "torch"]
+    """Find functions in others' modules and classes with code of this package, by owner."""
+    modules = [m for name, m in list(sys.modules.items()) if name.split(".")[0] in OTHERS]
     owners = {id(of): of for of in modules if isinstance(of, ModuleType)}
     for module in list(owners.values()):
-        owners |= {id(of): of for of in list(vars(module).values()) if issubclass(type(of), type)}
+        owners |= {
+            id(of): of
+            for of in list(vars(module).values())
+            if issubclass(type(of), type) and of.__module__.split(".")[0] in OTHERS
+        }
     found: dict[str, set[str]] = {}
     for owner in owners.values():
         for name, value in list(vars(owner).items()):
@@ -71,6 +79,13 @@ def test_the_list_is_whole_and_can_be_switched_off(changes: None) -> None:
     td.restore_torch()
     make_changes()
     assert replaced() == {}
+
+
+def test_finders_of_modules_are_those_of_the_guide() -> None:
+    package = Path(td.__file__).parent
+    finders = re.compile(r"meta_path\.\w+\((?:0, )?(\w+)")
+    found = {name for file in package.rglob("*.py") for name in finders.findall(file.read_text())}
+    assert found == {"self", "_PlannerImport", "MissingModules"}
 
 
 def test_unknown_changes_are_refused() -> None:

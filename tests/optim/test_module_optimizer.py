@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import torch_dynemb as td
-from torch_dynemb.nn.table_module import FORGOTTEN_STEPS
+from torch_dynemb.nn.forgotten_steps import FORGOTTEN_STEPS
 from torch_dynemb.optim import OptimizerConfig
 
 pytestmark = pytest.mark.any_device

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb import ops
-from torch_dynemb.nn.table_module import FORGOTTEN_SPLIT_STEPS
+from torch_dynemb.nn.forgotten_steps import FORGOTTEN_SPLIT_STEPS
 from torch_dynemb.ops.columns import Pooling, RowClock
 from torch_dynemb.optim import OptimizerConfig
 

@@ -8,8 +8,9 @@ import torch
 from extrapolations import counted, trials
 from generated_streams import STREAMS, zipf
 
-from torch_dynemb.plan import IdCounter, distinct_ids
+from torch_dynemb.plan.counting import IdCounter
 from torch_dynemb.plan.coverage import Coverage, rank_load
+from torch_dynemb.plan.growth import distinct_ids
 
 pytestmark = pytest.mark.cpu_only("counts ids on the host")
 

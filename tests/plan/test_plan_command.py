@@ -201,7 +201,7 @@ def test_a_terminal_without_rich(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     report.print_report(plan)
-    assert capsys.readouterr().out == report.plain(list(report.parts(plan))) + "\n"
+    assert capsys.readouterr().out == report.plain_text(list(report.parts(plan))) + "\n"
 
 
 def test_a_plot(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ from torch_dynemb.plan.ranks.links import Exchange, Links
 from torch_dynemb.plan.ranks.op_costs import OpCosts
 from torch_dynemb.plan.ranks.options import RankWishes
 from torch_dynemb.plan.ranks.outcome import case_of, modelled, modelled_step
-from torch_dynemb.plan.ranks.traffic import step_of
+from torch_dynemb.plan.ranks.traffic import traffic_of
 from torch_dynemb.plan.sizes import PlannedRow, in_memory
 
 pytestmark = pytest.mark.cpu_only("arithmetic on the host")
@@ -152,7 +152,7 @@ def test_bytes_are_those_of_single_messages(sharding: Sharding, ranks: int) -> N
     # no id is frequent, so owners have equal shares
     columns = [column(np.arange(600 * bag) // 2, bag) for bag in bags]
     pieces = placed(sharding, [float(bag) for bag in bags], 8, cluster, least=4)
-    step = step_of(pieces, columns, cluster, batch=own * ranks, row_bytes=36, dedup=False)
+    step = traffic_of(pieces, columns, cluster, batch=own * ranks, row_bytes=36, dedup=False)
     expected = messages(sharding, pieces, bags, cluster, own)
     for kind in ("splits", "lengths", "ids", "rows", "gradients"):
         sent, received = moved(step.exchanges, kind)
@@ -178,7 +178,7 @@ def test_bytes_of_distinct_ids(sharding: Sharding) -> None:
     cluster, own = Cluster(4, 4), 50
     columns = [column(np.arange(400) % 200), column(np.zeros(400, np.int64))]
     pieces = placed(sharding, [1.0, 1.0], 8, cluster, least=4)
-    step = step_of(pieces, columns, cluster, batch=4 * own, row_bytes=36, dedup=True)
+    step = traffic_of(pieces, columns, cluster, batch=4 * own, row_bytes=36, dedup=True)
     # of 200 ids that occur twice in 400 lines, 50 lines have this many; and one of the other column
     distinct = 200 * (1 - (1 - 50 / 400) ** 2) + 1
     assert float(step.ids.sum()) == pytest.approx(4 * distinct, rel=1e-6)

@@ -1,4 +1,4 @@
-"""Classes of the package have names of their own."""
+"""Classes of the package have names of their own, and so has almost every public function."""
 
 from __future__ import annotations
 
@@ -20,6 +20,26 @@ OF_FRAMEWORKS = {
 }
 
 
+# Functions with a name that several modules have, one below the other by reason. The list goes down
+# only: a new function gets a name of its own.
+SHARED = {
+    "RecIS has this name, for an op that has it, too": """
+        bucketize dense_to_ragged farmhash feature_cross_ragged ids_encode ids_partition multi_hash
+        murmurhash ragged_tile ragged_to_dense ragged_to_sparse
+    """,
+    "a verb of the package's own rooms, which programs write with the room: checkpoint.load": """
+        export load record_changes reshard save
+    """,
+    "commands, each in its own command.py": "add_command run",
+    "a verb of tables and of the op that does it": "fill find find_and_read read",
+    "to be renamed": """
+        by_shard check_ids check_names check_values describe described differentiable gathered
+        give_up places_of read_content read_state read_tensors record_bytes rows_of segment_file
+        source_of state_of take_changes unfinished
+    """,
+}
+
+
 def test_no_two_classes_share_a_name() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in PACKAGE.rglob("*.py"):
@@ -28,3 +48,14 @@ def test_no_two_classes_share_a_name() -> None:
             if name not in OF_FRAMEWORKS.get(place.parts[0], ()):
                 places[name].append(str(place))
     assert {name: of for name, of in places.items() if len(of) > 1} == {}
+
+
+def test_no_two_functions_share_a_name() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in PACKAGE.rglob("*.py"):
+        names = set(re.findall(r"^def ([a-z]\w*)", path.read_text(), re.MULTILINE))
+        for name in names:
+            places[name].append(str(path.relative_to(PACKAGE)))
+    shared = {name: of for name, of in places.items() if len(of) > 1}
+    known = {name for names in SHARED.values() for name in names.split()}
+    assert {name: of for name, of in shared.items() if name not in known} == {}

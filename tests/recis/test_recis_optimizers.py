@@ -13,7 +13,7 @@ from lookups import embedding, hash_table, option, rows_of
 
 import torch_dynemb as td
 from torch_dynemb.initializers import Constant
-from torch_dynemb.nn.table_module import FORGOTTEN_STEPS
+from torch_dynemb.nn.forgotten_steps import FORGOTTEN_STEPS
 from torch_dynemb.recis import (
     AdmitHook,
     DynamicEmbedding,

@@ -11,7 +11,7 @@ from seeding import seeded
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.nn.table_module import FORGOTTEN_STEPS
+from torch_dynemb.nn.forgotten_steps import FORGOTTEN_STEPS
 
 pytestmark = pytest.mark.any_device
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_dynemb as td
 from torch_dynemb import ops
+from torch_dynemb.retrieval.search import TopK
 
 pytestmark = pytest.mark.any_device
 
@@ -45,7 +46,7 @@ def sorted_by_score(
 
 
 def check(
-    found: td.TopK, query: Tensor, rows: Tensor, ids: Tensor, allowed: Tensor | None = None
+    found: TopK, query: Tensor, rows: Tensor, ids: Tensor, allowed: Tensor | None = None
 ) -> None:
     k = found.ids.shape[1]
     allowed = torch.ones(len(query), len(ids), dtype=torch.bool) if allowed is None else allowed

@@ -13,7 +13,7 @@ from torch_dynemb.serving.packages.manifest import (
     TABLES,
     PackageManifest,
     manifest_text,
-    read_manifest,
+    read_package_manifest,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +36,6 @@ def copied(package: Package, folder: Path, whole: tuple[str, ...] = ()) -> Path:
 def with_manifest(package: Package, folder: Path, **changes: Any) -> Path:
     """A package with an altered manifest, with the right checksum."""
     copied(package, folder, (MANIFEST,))
-    manifest: PackageManifest = read_manifest(folder)._replace(**changes)
+    manifest: PackageManifest = read_package_manifest(folder)._replace(**changes)
     (folder / MANIFEST).write_bytes(manifest_text(manifest))
     return folder

@@ -14,10 +14,10 @@ from torch_dynemb.nn.features import KeyedJagged
 from torch_dynemb.serving.packages.dim_names import dim_names
 from torch_dynemb.serving.packages.inputs import (
     Input,
+    input_tensors,
     inputs_of,
     outputs_of,
     shape_text,
-    tensors_of,
 )
 
 pytestmark = [pytest.mark.cpu_only("programs are the same on any device"), pytest.mark.traced]
@@ -66,7 +66,7 @@ def test_sizes_have_the_names_of_their_dims(shapes: Any) -> None:
     with pytest.raises(
         ValueError, match=r"'dense' has shape \(2, 4\), expected \(batch, 4\)"
     ) as of:
-        tensors_of(inputs, [ids, offsets, even, dense[:2]], torch.device("cpu"))
+        input_tensors(inputs, [ids, offsets, even, dense[:2]], torch.device("cpu"))
     assert "where ids is 7 by now, where batch is 3 by now" in str(of.value)
 
 

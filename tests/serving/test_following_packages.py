@@ -19,9 +19,10 @@ from packaged import HEADROOM, VERSION, SmallModel, base_of, features, small_mod
 from publishing import INPUTS, FailingChanges, answer, new_trainer, publish, train
 
 from torch_dynemb import checkpoint, serving
+from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.delta_log.segment import Segment
 from torch_dynemb.serving.packages.base import PackageBase
-from torch_dynemb.serving.packages.manifest import read_manifest
+from torch_dynemb.serving.packages.manifest import read_package_manifest
 
 if TYPE_CHECKING:
     from conftest import Package
@@ -271,7 +272,7 @@ def test_packages_of_a_commit_go_on_from_there(live_package: Package, tmp_path: 
     """What export writes of a position, with the tables of the shared package."""
     log = tmp_path / "log"
     model, publisher = new_trainer(live_package, log)
-    base = read_manifest(live_package.path).base
+    base = read_package_manifest(live_package.path).base
     assert base is not None
     with publisher, serving.load(live_package.path) as served:
         assert publisher.position()[1:4] == (None, 0, 0)
@@ -325,7 +326,7 @@ def test_a_base_has_to_go_with_the_model(live_package: Package, tmp_path: Path) 
         serving.export(frozen, tmp_path / "p", inputs, headroom=1, base=3)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError):
         serving.export(frozen, tmp_path / "p", inputs, headroom=1, base=tmp_path / "none")
-    position = checkpoint.LogPosition("0" * 32, None, 0, 0, {U: 8, V: 5})
+    position = LogPosition("0" * 32, None, 0, 0, {U: 8, V: 5})
     with pytest.raises(ValueError, match=f"{V}' has 4 columns, and 5 in base"):
         serving.export(frozen, tmp_path / "p", inputs, headroom=1, base=position)
     position = position._replace(tables={"u": 8})
@@ -337,7 +338,7 @@ def test_a_base_has_to_go_with_the_model(live_package: Package, tmp_path: Path) 
 def test_the_manifest_says_what_tables_are_called_in_the_log(live_package: Package) -> None:
     with checkpoint.open(base_of(live_package.path)) as base:
         expected = PackageBase(base.uuid, None, 0, 0, {U: U, V: V})
-    assert read_manifest(live_package.path).base == expected
+    assert read_package_manifest(live_package.path).base == expected
 
 
 FOLLOWER = """

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 import torch_dynemb
 from torch_dynemb import serving
-from torch_dynemb.serving.packages.manifest import DENSE, MANIFEST, TABLES, read_manifest
+from torch_dynemb.serving.packages.manifest import DENSE, MANIFEST, TABLES, read_package_manifest
 from tutorials.serving.client import Client, RefusedError, latencies, updating
 from tutorials.serving.compile_command import compile_command
 from tutorials.serving.compile_command import main as print_command
@@ -506,7 +506,7 @@ def test_the_cpp_reader_refuses_what_it_cannot_serve(
     for name, (value, says) in foreign.items():
         folder = with_manifest(package, tmp_path / name, **{name: value})
         assert says in refused(cpp_server, folder)
-    ((path, part),) = read_manifest(live_package.path).live.items()
+    ((path, part),) = read_package_manifest(live_package.path).live.items()
     for slabs, says in [
         ([1, 1], f"{path}.rows0 has more rows than the manifest says"),
         ([*part.rows, 5], f"the tensor {path}.rows2 is missing: files of different packages"),

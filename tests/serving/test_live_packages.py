@@ -21,7 +21,7 @@ import torch_dynemb as td
 from torch_dynemb import serving
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.serving.packages import export as export_module
-from torch_dynemb.serving.packages.manifest import TABLES, read_manifest
+from torch_dynemb.serving.packages.manifest import TABLES, read_package_manifest
 
 if TYPE_CHECKING:
     from conftest import Package
@@ -110,7 +110,7 @@ def test_each_load_has_rows_of_its_own(live_package: Package, live: nn.Module) -
 
 
 def test_files_have_the_rows_that_are_in_use(live_package: Package) -> None:
-    ((path, part),) = read_manifest(live_package.path).live.items()
+    ((path, part),) = read_package_manifest(live_package.path).live.items()
     assert part.tables == [U, V]
     assert sorted(part.rows) == [100 + HEADROOM + 1, 110 + HEADROOM + 1]
     with safe_open(live_package.path / TABLES, "pt") as saved:  # type: ignore[no-untyped-call]
@@ -120,7 +120,7 @@ def test_files_have_the_rows_that_are_in_use(live_package: Package) -> None:
 
 def mixed_packages(package: Package, folder: Path) -> dict[str, Path]:
     """Packages with a manifest that does not fit the other files, by the error."""
-    manifest = read_manifest(package.path)
+    manifest = read_package_manifest(package.path)
     ((path, part),) = manifest.live.items()
     constants = {name: file for name, file in manifest.constants.items() if name != f"{path}.free"}
     more = part._replace(rows=[*part.rows, 5], formats=[*part.formats, 0])

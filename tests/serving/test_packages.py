@@ -28,7 +28,7 @@ from torch_dynemb.serving.packages.manifest import (
     DENSE,
     MANIFEST,
     TABLES,
-    read_manifest,
+    read_package_manifest,
 )
 from torch_dynemb.serving.packages.memory import ALIGNMENT
 
@@ -336,7 +336,7 @@ def test_a_package_of_a_later_format_is_refused(
 def test_a_tensor_that_the_code_asks_for_and_nobody_has_is_an_error(
     package: Package, tmp_path: Path
 ) -> None:
-    constants = dict(read_manifest(package.path).constants)
+    constants = dict(read_package_manifest(package.path).constants)
     del constants["model.scale"]
     folder = with_manifest(package, tmp_path / "short", constants=constants)
     with pytest.raises(DamagedFileError, match="files of different packages were mixed"):

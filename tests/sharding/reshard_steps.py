@@ -39,8 +39,9 @@ from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint.delta_log.log import DeltaLog
-from torch_dynemb.torchrec import ReshardedTable, TableOptions, reshard
+from torch_dynemb.torchrec import TableOptions, reshard
 from torch_dynemb.torchrec.planning.options import TableParams
+from torch_dynemb.torchrec.resharding.moves import ReshardedTable
 
 BEFORE, AFTER = range(3), range(3, 5)
 

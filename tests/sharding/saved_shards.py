@@ -30,11 +30,11 @@ from torch_dynemb.torchrec import (
     DynamicStorageEstimator,
     DynamicTableConstraints,
     LoadPlanner,
-    ReshardedTable,
-    SyncStats,
     TableOptions,
     local_shards,
 )
+from torch_dynemb.torchrec.replicas.replica_sync import SyncStats
+from torch_dynemb.torchrec.resharding.moves import ReshardedTable
 
 DCP = SAVED / "dcp"
 TABLES = (

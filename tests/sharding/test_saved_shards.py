@@ -18,8 +18,8 @@ from saved_shards import DCP, TABLES, expected, load, results, values
 import torch_dynemb as td
 import torch_dynemb.torchrec
 from torch_dynemb.compat import dynamicemb
-from torch_dynemb.torchrec import LocalShard
 from torch_dynemb.torchrec.planning.options import planned_options
+from torch_dynemb.torchrec.state.inspect import LocalShard
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 

@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plan"))
 
 from generated_streams import STREAMS, Ids
 
-from torch_dynemb.plan import IdCounter, IdCounts, distinct_ids
+from torch_dynemb.plan.counting import IdCounter, IdCounts
+from torch_dynemb.plan.growth import distinct_ids
 from torch_dynemb.plan.text import open_text
 
 TIMES = (2, 4, 10, 30, 100)

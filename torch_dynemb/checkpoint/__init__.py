@@ -20,11 +20,10 @@ from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta
 from torch_dynemb.checkpoint.delta_log.directory import DirectorySink
 from torch_dynemb.checkpoint.delta_log.follower import Follower, follow, replay
 from torch_dynemb.checkpoint.delta_log.log import DeltaLog
-from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.delta_log.resume import resume
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, EndingSink, LockingSink
 from torch_dynemb.checkpoint.delta_log.targets import FollowTarget
-from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load
+from torch_dynemb.checkpoint.loading.load import LoadReport, load
 from torch_dynemb.checkpoint.reading.reader import Checkpoint, open  # noqa: A004
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
 from torch_dynemb.checkpoint.redis.rows import RedisRows
@@ -54,9 +53,7 @@ __all__ = [
     "Follower",
     "IdSlots",
     "LoadReport",
-    "LoadedTable",
     "LockingSink",
-    "LogPosition",
     "NewBaseNeededError",
     "RedisRows",
     "RedisSink",

@@ -6,7 +6,7 @@ model, in one process or in many. A load succeeds as a whole or changes nothing.
 """
 
 from torch_dynemb.migrate.dynamicemb_dump import read_dynamicemb
-from torch_dynemb.migrate.load import MigratedTable, load
+from torch_dynemb.migrate.load import load
 from torch_dynemb.migrate.npz import read_npz
 from torch_dynemb.migrate.parquet import read_parquet
 from torch_dynemb.migrate.raw_files import read_raw
@@ -18,7 +18,6 @@ from torch_dynemb.table.content import CountedIds
 
 __all__ = [
     "CountedIds",
-    "MigratedTable",
     "Source",
     "SourceRows",
     "load",

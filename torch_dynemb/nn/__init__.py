@@ -10,7 +10,7 @@ from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows, register_mod
 from torch_dynemb.nn.options import ModuleOptions, SingleTableOptions
 from torch_dynemb.nn.prefetching import prefetched
 from torch_dynemb.nn.private_tables import private_to_rank
-from torch_dynemb.nn.replacing import Replaced, ReplacementReport, replace_embeddings
+from torch_dynemb.nn.replacing import ReplacementReport, replace_embeddings
 from torch_dynemb.nn.step_with import StepWith, step_with
 from torch_dynemb.nn.table_optimizers import table_optimizers
 from torch_dynemb.nn.torch_changes import restore_torch
@@ -24,7 +24,6 @@ __all__ = [
     "DynamicEmbeddingCollection",
     "KeyedJagged",
     "ModuleOptions",
-    "Replaced",
     "ReplacementReport",
     "RowOptimizers",
     "SharedRows",

@@ -89,13 +89,13 @@ def _function_of(averaged: Any, device: torch.device) -> Average | None:
     if averaged.n_averaged == 0:
         return None
     if averaged.avg_fn is not None:
-        return lambda own, of_model: averaged.avg_fn(own, of_model, count)
+        return lambda average, of_model: averaged.avg_fn(average, of_model, count)
     if averaged.multi_avg_fn is None:
-        return lambda own, of_model: swa_utils.get_swa_avg_fn()(own, of_model, count)
+        return lambda average, of_model: swa_utils.get_swa_avg_fn()(average, of_model, count)
 
-    def in_place(own: Tensor, of_model: Tensor) -> Tensor:
-        averaged.multi_avg_fn([own], [of_model], count)
-        return own
+    def in_place(average: Tensor, of_model: Tensor) -> Tensor:
+        averaged.multi_avg_fn([average], [of_model], count)
+        return average
 
     return in_place
 

@@ -13,7 +13,7 @@ from typing import Any
 _modules: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def register(module: Any) -> None:
+def register_tables(module: Any) -> None:
     """Add a module with tables; it may get an optimizer, or another mode, later."""
     _modules.add(module)
 
@@ -51,7 +51,7 @@ def names_of(modules: Iterable[Any]) -> str:
 __all__ = [
     "is_registered",
     "names_of",
-    "register",
+    "register_tables",
     "registered_in",
     "split_modules",
     "updated_in_backward",

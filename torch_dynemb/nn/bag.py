@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from torch_dynemb import ops
-from torch_dynemb.nn.embedding import SingleTable, static_rows
+from torch_dynemb.nn.embedding import SingleTable, checked_static_rows
 from torch_dynemb.nn.features import any_batch
 from torch_dynemb.nn.inputs import (
     are_ready,
@@ -227,7 +227,7 @@ class DynamicEmbeddingBag(SingleTable):
             mode = weight.mode if mode is None else mode
             if include_last_offset is None:
                 include_last_offset = weight.include_last_offset
-        static = static_rows("from_embedding", weight, ids, options["padding_idx"])
+        static = checked_static_rows("from_embedding", weight, ids, options["padding_idx"])
         module = cls(
             static.weight.shape[1],
             mode="mean" if mode is None else mode,

@@ -50,7 +50,7 @@ def clip_grad_norm_(
     found = modules_in("clip_grad_norm_", modules)
     max_norm = number("clip_grad_norm_: max_norm", max_norm)
     norm_type = number("clip_grad_norm_: norm_type", norm_type)
-    here: dict[int, nn.Parameter] = {}
+    local: dict[int, nn.Parameter] = {}
     shared: dict[SharedRows, dict[int, nn.Parameter]] = {}
     for module in found:
         optimizers, rows, anchor = row_optimizers(module)
@@ -62,13 +62,15 @@ def clip_grad_norm_(
             )
         for split in splits:
             split.check_unscaled("clip_grad_norm_", "call scaler.unscale_(optimizer) first")
-        of_rows = here if rows is None else shared.setdefault(rows, {})
+        of_rows = local if rows is None else shared.setdefault(rows, {})
         of_rows |= {id(p): p for o in splits for p in o.stand_ins()}
-        here |= {id(p): p for p in module.parameters(recurse=False) if p is not anchor}
-    on_meshes = _by_mesh(here.values())
+        local |= {id(p): p for p in module.parameters(recurse=False) if p is not anchor}
+    on_meshes = _by_mesh(local.values())
     if not shared and len(on_meshes) < 2:
-        own = nn.utils.clip_grad_norm_(here.values(), max_norm, norm_type, error_if_nonfinite)
-        return whole(own)
+        local_norm = nn.utils.clip_grad_norm_(
+            local.values(), max_norm, norm_type, error_if_nonfinite
+        )
+        return whole(local_norm)
     norms = [_norm(of, norm_type) for of in on_meshes.values()]
     norms += [_norm_over(rows, list(of.values()), norm_type) for rows, of in shared.items()]
     norm: Tensor = torch.linalg.vector_norm(

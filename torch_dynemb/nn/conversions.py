@@ -24,18 +24,18 @@ def check_conversions() -> None:
     replace("Module", nn.Module, "_apply", _checked)
 
 
-def _checked(own: Any) -> Any:
-    @functools.wraps(own)
+def _checked(original: Any) -> Any:
+    @functools.wraps(original)
     def apply(
         self: nn.Module, fn: Callable[[Tensor], Tensor], *arguments: Any, **keywords: Any
     ) -> Any:
         if getattr(_local, "is_checked", False):  # of a model that has been asked
-            return own(self, fn, *arguments, **keywords)
+            return original(self, fn, *arguments, **keywords)
         for tables in _converted_in(self):
             tables.check_conversion(fn)
         _local.is_checked = True
         try:
-            return own(self, fn, *arguments, **keywords)
+            return original(self, fn, *arguments, **keywords)
         finally:
             _local.is_checked = False
 

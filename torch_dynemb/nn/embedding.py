@@ -12,7 +12,7 @@ from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer, tensor
 from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.distributed.seed import drawn_seed
-from torch_dynemb.keyword_options import part_of
+from torch_dynemb.keyword_options import options_for
 from torch_dynemb.nn.forwards import rows_in_shape
 from torch_dynemb.nn.inputs import are_ready, flat_ids, flat_scores
 from torch_dynemb.nn.options import ModuleOptions, RowOptions, SingleTableOptions
@@ -32,7 +32,7 @@ class SingleTable(TableModule):
     """One table: what :class:`DynamicEmbedding` and :class:`DynamicEmbeddingBag` share."""
 
     def __init__(self, embedding_dim: int, **options: Unpack[SingleTableOptions]) -> None:
-        rows = part_of(RowOptions, options)
+        rows = options_for(RowOptions, options)
         seed = None
         if rows["name"] is None:
             ranks = ranks_of_option(type(self).__name__, options["process_group"])
@@ -40,7 +40,7 @@ class SingleTable(TableModule):
         if rows["policy"] is None:
             rows["policy"] = Policy()
         table = TableConfig(embedding_dim=embedding_dim, **rows)  # type: ignore[arg-type]  # None
-        super().__init__([table], seed=seed, **part_of(ModuleOptions, options))
+        super().__init__([table], seed=seed, **options_for(ModuleOptions, options))
 
     from_pretrained = ClassAttribute()
 
@@ -84,8 +84,8 @@ class SingleTable(TableModule):
         if padding_idx is not None:
             ids, weight = ids[ids != padding_idx], weight[ids != padding_idx]
         if self._ranks is not None:
-            own = are_own(ids, self._ranks)
-            ids, weight = ids[own], weight[own]
+            owned = are_own(ids, self._ranks)
+            ids, weight = ids[owned], weight[owned]
         self._group.reserve(0, ids.numel())
         self._group.insert_or_assign(0, ids, weight)
 
@@ -129,7 +129,7 @@ class StaticRows(NamedTuple):
         return {**given, "padding_idx": self.padding_idx, "device": device}
 
 
-def static_rows(
+def checked_static_rows(
     owner: str,
     given: Tensor | nn.Embedding | nn.EmbeddingBag,
     ids: Tensor | None,
@@ -293,7 +293,7 @@ class DynamicEmbedding(SingleTable):
             RuntimeError: tables cannot lie on the device of ``weight``, the policy leaves no room
                 for all ids, or memory is short.
         """
-        static = static_rows("from_embedding", weight, ids, options["padding_idx"])
+        static = checked_static_rows("from_embedding", weight, ids, options["padding_idx"])
         module = cls(static.weight.shape[1], **static.options(options))
         module._fill(static)
         return module

@@ -227,11 +227,11 @@ def _from_dict(owner: str, names: list[str], features: Mapping[str, Any]) -> Gro
                     "ids go into a KeyedJagged"
                 )
             ids.append(integer_ids(feature, value[0]))
-            own = integer_offsets(feature, value[1])
-            if own.shape[0] == 0:
+            item_offsets = integer_offsets(feature, value[1])
+            if item_offsets.shape[0] == 0:
                 raise ValueError(f"{feature}: offsets is empty, expected (B + 1,)")
-            offsets.append(own)
-            bags.append(own.shape[0] - 1)
+            offsets.append(item_offsets)
+            bags.append(item_offsets.shape[0] - 1)
             continue
         ids.append(integer_ids(feature, value))
         if value.dim() != 2:
@@ -248,7 +248,7 @@ def _from_dict(owner: str, names: list[str], features: Mapping[str, Any]) -> Gro
             )
     batch = bags[0]
     # Of ids (B, L), B is a size of an input itself, of which torch.export does not suppose it.
-    if _supposes_sizes() and all(own is not None for own in offsets):
+    if _supposes_sizes() and all(item_offsets is not None for item_offsets in offsets):
         batch = _any_number(batch, ids[0].device)
     return GroupedIds(*ops.ids_concat(ids, bags=batch, offsets=offsets), None)
 

@@ -41,18 +41,18 @@ def watch_clipping() -> None:
             replace("clip_grad", module, attribute, functools.partial(_watched, limit=limit))
 
 
-def _watched(own: Any, *, limit: str) -> Any:
-    @functools.wraps(own)
+def _watched(original: Any, *, limit: str) -> Any:
+    @functools.wraps(original)
     def clip(parameters: Tensor | Iterable[Tensor], *arguments: Any, **keywords: Any) -> Any:
         given_limit = arguments[0] if arguments else keywords.get(limit)
         # no limit: the program measures the norm
         if torch.compiler.is_compiling() or (
             isinstance(given_limit, float) and given_limit == math.inf
         ):
-            return own(parameters, *arguments, **keywords)
+            return original(parameters, *arguments, **keywords)
         given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         _warn_of_rows(given)
-        return own(given, *arguments, **keywords)
+        return original(given, *arguments, **keywords)
 
     return clip
 

@@ -179,9 +179,9 @@ class IdExchange:
 
     def _check_alike(self, purpose: Purpose, identities: list[int]) -> None:
         if torch.compiler.is_compiling():
-            own = identity_of(purpose)
+            expected = identity_of(purpose)
             for identity in identities:
-                torch._check(identity == own)
+                torch._check(identity == expected)
             return
         process_group = process_group_of(self._ranks)
         assert process_group is not None

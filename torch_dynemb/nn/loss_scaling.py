@@ -78,10 +78,10 @@ def _watch(kind: type[GradScaler]) -> None:
             replace("GradScaler", kind, name, watched)
 
 
-def _scale_of(own: Any) -> Any:
-    @functools.wraps(own)
+def _scale_of(original: Any) -> Any:
+    @functools.wraps(original)
     def scale(self: GradScaler, outputs: Any) -> Any:
-        scaled = own(self, outputs)
+        scaled = original(self, outputs)
         if torch.compiler.is_compiling() or not self.is_enabled():
             return scaled
         return _watched(scaled)
@@ -89,22 +89,22 @@ def _scale_of(own: Any) -> Any:
     return scale
 
 
-def _unscale_of(own: Any) -> Any:
-    @functools.wraps(own)
+def _unscale_of(original: Any) -> Any:
+    @functools.wraps(original)
     def unscale(self: GradScaler, optimizer: torch.optim.Optimizer) -> None:
         if not self.is_enabled():
             return
         if isinstance(optimizer, SplitOptimizer):
             optimizer.check_own_step("GradScaler.unscale_")
-        own(self, optimizer)
+        original(self, optimizer)
         for tables, _ in _stepped_by(optimizer):
             tables.gradients_are_unscaled()
 
     return unscale
 
 
-def _grads_of(own: Any) -> Any:
-    @functools.wraps(own)
+def _grads_of(original: Any) -> Any:
+    @functools.wraps(original)
     def unscale_grads(
         self: GradScaler,
         optimizer: torch.optim.Optimizer,
@@ -112,14 +112,18 @@ def _grads_of(own: Any) -> Any:
         found_inf: Tensor,
         *arguments: Any,
     ) -> dict[torch.device, Tensor]:
-        found: dict[torch.device, Tensor] = own(self, optimizer, inv_scale, found_inf, *arguments)
+        found: dict[torch.device, Tensor] = original(
+            self, optimizer, inv_scale, found_inf, *arguments
+        )
         stepped = _stepped_by(optimizer)
         for tables, _ in stepped:
             if tables.stepped_by is not None and tables.stepped_by() is optimizer:
-                of_rows = own(self, tables, inv_scale, found_inf, *arguments)
+                of_rows = original(self, tables, inv_scale, found_inf, *arguments)
                 for device, flag in of_rows.items():
                     found[device] = torch.maximum(found.get(device, flag), flag)
-        if not found and any(of.has_scaled_gradients() for of, _ in stepped):
+        if not found and any(
+            stepped_tables.has_scaled_gradients() for stepped_tables, _ in stepped
+        ):
             found[found_inf.device] = found_inf  # of lookups without ids; torch wants a flag
         shares = {shared for _, shared in stepped if shared is not None}
         # in an order that is that of the other ranks, too
@@ -141,15 +145,17 @@ def _stepped_by(
 
     It has their parameters, or :func:`torch_dynemb.step_with` connects them.
     """
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    parameters = {
+        id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+    }
     return [
-        (of, shared)
+        (row_optimizer, shared)
         for optimizers, shared, _ in map(row_optimizers, split_modules())
-        for of in optimizers
-        if isinstance(of, SplitOptimizer)
+        for row_optimizer in optimizers
+        if isinstance(row_optimizer, SplitOptimizer)
         and (
-            (of.stepped_by is not None and of.stepped_by() is optimizer)
-            or any(id(parameter) in own for parameter in of.stand_ins())
+            (row_optimizer.stepped_by is not None and row_optimizer.stepped_by() is optimizer)
+            or any(id(parameter) in parameters for parameter in row_optimizer.stand_ins())
         )
     ]
 

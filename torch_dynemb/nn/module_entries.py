@@ -23,7 +23,12 @@ class EntryErrors(NamedTuple):
 
 
 def load_entries(
-    kind: str, state: GroupState, own: str, saved: Mapping[str, Any], prefix: str, to: EntryErrors
+    kind: str,
+    state: GroupState,
+    rank_prefix: str,
+    saved: Mapping[str, Any],
+    prefix: str,
+    to: EntryErrors,
 ) -> None:
     """Load the tables of a module from a state dict.
 
@@ -44,19 +49,21 @@ def load_entries(
             f"{kind}.from_embedding(weight), or insert the rows with "
             "module.group.insert_or_assign(0, ids, rows)"
         )
-    elif entries and own not in ranks:
+    elif entries and rank_prefix not in ranks:
         found_ranks = ", ".join(rank.rstrip(".") or "one process" for rank in ranks)
         to.errors.append(
             f"{owner}: the state is of {found_ranks}, expected "
-            f"{own.rstrip('.') or 'one process'}: load each rank's own, or use "
+            f"{rank_prefix.rstrip('.') or 'one process'}: load each rank's own, or use "
             "torch_dynemb.checkpoint, which loads on other numbers of ranks"
         )
         return
-    if own:
+    if rank_prefix:
         if to.unexpected is not None:
-            to.unexpected.extend(prefix + k for k in entries if not k.startswith(own))
-        entries = {k[len(own) :]: v for k, v in entries.items() if k.startswith(own)}
-        prefix += own
+            to.unexpected.extend(prefix + k for k in entries if not k.startswith(rank_prefix))
+        entries = {
+            k[len(rank_prefix) :]: v for k, v in entries.items() if k.startswith(rank_prefix)
+        }
+        prefix += rank_prefix
     if to.unexpected is not None:
         known = state.names()
         to.unexpected.extend(prefix + name for name in entries if name not in known)

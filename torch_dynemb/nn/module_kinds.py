@@ -13,8 +13,8 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.optim import FusedOptimizer
 from torch_dynemb.policy.keep import Rule
 
-Ranks = Literal["all", "first", "own"]
-RANKS: tuple[Ranks, ...] = ("all", "first", "own")
+RankChoice = Literal["all", "first", "own"]
+RANK_CHOICES: tuple[RankChoice, ...] = ("all", "first", "own")
 
 
 class KeptTables:
@@ -42,7 +42,7 @@ class Choices(NamedTuple):
         keep: rules for the ids to copy; None: all ids are copied.
     """
 
-    ranks: Ranks = "all"
+    ranks: RankChoice = "all"
     keep: KeptTables | None = None
 
 
@@ -157,7 +157,7 @@ def frozen_of(module: nn.Module) -> FrozenOf | None:
     return found
 
 
-def follower_of(module: nn.Module) -> FollowerOf | None:
+def registered_follower(module: nn.Module) -> FollowerOf | None:
     """Return the ``follower`` of a module's class."""
     found: FollowerOf | None = _of("follower", module)
     return found
@@ -175,19 +175,19 @@ def _of(what: str, module: nn.Module) -> Any:
 
 
 __all__ = [
-    "RANKS",
+    "RANK_CHOICES",
     "Choices",
     "FollowerOf",
     "FrozenOf",
     "KeptTables",
     "OptimizersOf",
-    "Ranks",
+    "RankChoice",
     "RowOptimizers",
     "SharedRows",
     "TablesOf",
-    "follower_of",
     "frozen_of",
     "optimizers_in",
     "register_module",
+    "registered_follower",
     "tables_in",
 ]

@@ -8,9 +8,11 @@ from typing import Literal
 
 import torch
 
-from torch_dynemb.nn.table_module import FORGOTTEN_STEPS, TableModule
+from torch_dynemb.nn.forgotten_steps import FORGOTTEN_STEPS
+from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.tensors import LookupBatch
-from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig, check_config
+from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
+from torch_dynemb.optim.base import check_config
 from torch_dynemb.storage.device import memory_of
 from torch_dynemb.storage.tiers import HostStore, Storage
 from torch_dynemb.table.allocation import allocate

@@ -71,7 +71,7 @@ def _by_dim(batch: LookupBatch) -> Iterator[tuple[list[int], LookupBatch]]:
     ends = _begins(batch).tolist()
     lengths = batch.offsets.diff()
     for dim in dims:
-        features = [f for f, of in enumerate(batch.feature_dims) if of == dim]
+        features = [f for f, feature_dim in enumerate(batch.feature_dims) if feature_dim == dim]
         ids = torch.cat([batch.ids[ends[f] : ends[f + 1]] for f in features])
         weights = batch.per_sample_weights
         if weights is not None:

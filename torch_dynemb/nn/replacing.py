@@ -60,9 +60,9 @@ class ReplacementReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{', '.join(of.paths)}: dim {of.dim}, {of.rows} static rows, {of.taken} taken over, "
-            f"initializer {of.initializer}"
-            for of in self.replaced
+            f"{', '.join(one.paths)}: dim {one.dim}, {one.rows} static rows, "
+            f"{one.taken} taken over, initializer {one.initializer}"
+            for one in self.replaced
         ]
         return "\n".join([*lines, *(f"{path}: left, {why}" for path, why in self.left.items())])
 
@@ -185,7 +185,7 @@ def _chooser(
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise TypeError(f"replace_embeddings: only has {described(pattern)}, expected paths")
-    return lambda path, module: any(fnmatch.fnmatchcase(path, of) for of in patterns)
+    return lambda path, module: any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
 
 
 def _children(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
@@ -239,10 +239,10 @@ def _check(model: nn.Module, places: list[_Place]) -> None:
                 f"{begin} and shares its weight with {places[0].path}, but not class, "
                 f"{', '.join(same)}: use one module for both"
             )
-    weight, own = places[0].module.weight, {place.path for place in places}
+    weight, paths = places[0].module.weight, {place.path for place in places}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner = name.rpartition(".")[0]
-        if parameter is weight and owner not in own:
+        if parameter is weight and owner not in paths:
             raise ValueError(
                 f"replace_embeddings: {places[0].path} shares its weight with {name}, as a tied "
                 "output layer does; a dynamic table has no weight to share: untie them, or leave "

@@ -20,14 +20,14 @@ WORLD = distributed_c10d._world
 _SHARED_BY = "torch_dynemb.torchrec, torch_dynemb.recis and torch_dynemb.oneembedding"
 
 
-def is_replicated(anchor: nn.Parameter, own: nn.Parameter) -> bool:
+def is_replicated(anchor: nn.Parameter, original: nn.Parameter) -> bool:
     """Return whether a table is inside DistributedDataParallel, FSDP, or the like.
 
     Args:
         anchor: the ``grad_anchor`` that the module has now; a wrapper would replace it.
         own: that the module has made itself.
     """
-    return anchor is not own or DistributedDataParallel._active_ddp_module is not None
+    return anchor is not original or DistributedDataParallel._active_ddp_module is not None
 
 
 def refuse_replicated(module: nn.Module) -> None:

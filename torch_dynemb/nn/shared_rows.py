@@ -93,7 +93,7 @@ def own_configs(
         alike.update(options_of(table.name, "table", replace(table, storage=None)))
         storage = table.storage
         if storage is not None and ranks.size > 1:
-            names = [of.name for of in tables if of.storage == storage]
+            names = [other.name for other in tables if other.storage == storage]
             storage = part_of_storage(storage, "", names, rank=ranks.rank, ranks=ranks.size)
         policy = policy_of_share(table.policy, ranks.size)
         configs.append(replace(table, policy=policy, storage=storage))
@@ -125,12 +125,12 @@ class RowsHere(NamedTuple):
     Attributes:
         group: the tables.
         learns: returns whether a lookup now is one of training.
-        look_up: looks up ids that this rank has: batch, counts or None, trains.
+        look_up: looks up ids that this rank has: a batch; by name ``counts`` and ``trains``.
     """
 
     group: TableGroup
     learns: Callable[[], bool]
-    look_up: Callable[[LookupBatch, Tensor | None, bool], Tensor]
+    look_up: Callable[..., Tensor]
 
     @property
     def grad_reduce_by(self) -> str:
@@ -153,7 +153,7 @@ class RowsHere(NamedTuple):
 
 
 def lookup_of_ranks(
-    here: RowsHere, batch: LookupBatch, ranks: RankGroup, *, trains: bool
+    rows_here: RowsHere, batch: LookupBatch, ranks: RankGroup, *, trains: bool
 ) -> Tensor:
     """Look up a batch in tables that ranks share; all ranks call it, also with no ids.
 
@@ -167,11 +167,17 @@ def lookup_of_ranks(
         float32 [B, sum of feature_dims], or [N, dim] without pooling.
     """
     if batch.pooling != Pooling.NONE:
-        batch = _without_padding(here.group, batch)
+        batch = _without_padding(rows_here.group, batch)
 
     def look_up(part: LookupBatch, begins: Tensor) -> RowsOfIds:
-        exchange = IdExchange(here, part.ids, begins, part.feature_tables, ranks, trains=trains)
-        rows = exchange.rows(lambda of: here.look_up(of.batch, of.counts, trains))
+        exchange = IdExchange(
+            rows_here, part.ids, begins, part.feature_tables, ranks, trains=trains
+        )
+        rows = exchange.rows(
+            lambda received: rows_here.look_up(
+                received.batch, counts=received.counts, trains=trains
+            )
+        )
         return RowsOfIds(rows, exchange.inverse)
 
     return pooled_rows(batch, look_up)

@@ -136,11 +136,11 @@ def _scale_of(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 def _without_reference(method: Callable[..., None]) -> Callable[..., None]:
     """Make a function of a bound method; its object may have it without keeping itself alive."""
-    of = getattr(method, "__self__", None)
-    if of is None:
+    bound_to = getattr(method, "__self__", None)
+    if bound_to is None:
         return method
     function: Callable[..., None] = method.__func__  # type: ignore[attr-defined]
-    owner = weakref.ref(of)
+    owner = weakref.ref(bound_to)
 
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> None:
@@ -233,7 +233,7 @@ def _warn_of_decay(optimizer: torch.optim.Optimizer, modules: list[nn.Module]) -
         tables, _, anchor = row_optimizers(module)
         if anchor is None or id(anchor) not in decayed:
             continue
-        groups = [group for of in tables for group in of.param_groups]
+        groups = [group for rows in tables for group in rows.param_groups]
         missed = [str(group["name"]) for group in groups if not group["weight_decay"]]
         if missed:
             decay, names = decayed[id(anchor)], ", ".join(missed[:3])

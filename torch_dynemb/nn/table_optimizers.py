@@ -65,8 +65,8 @@ def modules_in(call: str, modules: nn.Module | Iterable[nn.Module]) -> list[nn.M
 
 def row_optimizers(module: nn.Module) -> RowOptimizers:
     """Return what trains the rows of a module's dynamic tables, but not of modules in it."""
-    of = optimizers_in(module)
-    return RowOptimizers() if of is None else of(module)
+    find = optimizers_in(module)
+    return RowOptimizers() if find is None else find(module)
 
 
 __all__ = ["modules_in", "row_optimizers", "table_optimizers"]

@@ -38,7 +38,7 @@ class _Replaced(NamedTuple):
     change: str
     owner: Any
     attribute: str
-    own: Any
+    original: Any
     replacement: Any
 
 
@@ -62,11 +62,11 @@ def replace(change: str, owner: Any, attribute: str, make: Callable[[Any], Any])
     """
     if is_restored(change) or not hasattr(owner, attribute):
         return
-    own = vars(owner).get(attribute)
-    if not any(of.owner is owner and of.attribute == attribute for of in _replaced):
-        replacement = make(own)
+    original = vars(owner).get(attribute)
+    if not any(made.owner is owner and made.attribute == attribute for made in _replaced):
+        replacement = make(original)
         setattr(owner, attribute, replacement)
-        _replaced.append(_Replaced(change, owner, attribute, own, replacement))
+        _replaced.append(_Replaced(change, owner, attribute, original, replacement))
 
 
 def restore_torch(*changes: str) -> None:
@@ -89,13 +89,14 @@ def restore_torch(*changes: str) -> None:
     if unknown:
         raise ValueError(f"restore_torch: changes has {unknown}, expected names of {list(CHANGES)}")
     _restored.update(changes or CHANGES)
-    for of in [of for of in _replaced if is_restored(of.change)]:
-        if vars(of.owner).get(of.attribute) is of.replacement:  # another library may come later
-            if of.own is None:
-                delattr(of.owner, of.attribute)
+    for made in [made for made in _replaced if is_restored(made.change)]:
+        # another library may have replaced it since
+        if vars(made.owner).get(made.attribute) is made.replacement:
+            if made.original is None:
+                delattr(made.owner, made.attribute)
             else:
-                setattr(of.owner, of.attribute, of.own)
-        _replaced.remove(of)
+                setattr(made.owner, made.attribute, made.original)
+        _replaced.remove(made)
 
 
 __all__ = ["CHANGES", "is_restored", "replace", "restore_torch"]

@@ -21,10 +21,10 @@ def zero_rows_too() -> None:
     replace("Module", nn.Module, "zero_grad", _with_rows)
 
 
-def _with_rows(own: Any) -> Any:
-    @functools.wraps(own)
+def _with_rows(original: Any) -> Any:
+    @functools.wraps(original)
     def zero_grad(self: nn.Module, *arguments: Any, **keywords: Any) -> None:
-        own(self, *arguments, **keywords)
+        original(self, *arguments, **keywords)
         tables = registered_in(self)
         for module in tables:
             module.forget_gradients()

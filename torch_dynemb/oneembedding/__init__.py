@@ -28,7 +28,6 @@ from torch_dynemb.oneembedding.table_writer import (
     make_persistent_table_writer,
 )
 from torch_dynemb.oneembedding.tables import (
-    ColumnOptions,
     TableSpec,
     make_column_options,
     make_table,
@@ -36,7 +35,6 @@ from torch_dynemb.oneembedding.tables import (
 )
 
 __all__ = [
-    "ColumnOptions",
     "FrozenMultiTableEmbedding",
     "Ftrl",
     "KeysAndValues",

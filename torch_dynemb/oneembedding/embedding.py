@@ -24,11 +24,12 @@ from torch_dynemb.oneembedding.keys import id_of, key_type_of
 from torch_dynemb.oneembedding.snapshots import load_embedding, save_embedding
 from torch_dynemb.oneembedding.stores import StoreOptions
 from torch_dynemb.oneembedding.tables import TableSpec
-from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.ops import LookupBatch
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig
-from torch_dynemb.policy.policy import Policy
+from torch_dynemb.policy import Policy
 from torch_dynemb.storage.device import device_of
-from torch_dynemb.table.config import ROW_DTYPES, TableConfig
+from torch_dynemb.table import TableConfig
+from torch_dynemb.table.config import ROW_DTYPES
 
 _SLOTS = 65536  # number of hash slots that ids are distributed to; each rank owns a range
 
@@ -132,7 +133,7 @@ class Embedding(OptimizedLater):
         if exchange is None:
             rows = self.lookup(given.batch(self.embedding_dim))
         else:
-            distinct = exchange.rows(lambda of: self.lookup(of.batch))
+            distinct = exchange.rows(lambda received: self.lookup(received.batch))
             each = torch.arange(given.ids.shape[0] + 1, device=given.ids.device)
             rows = ops.pool_rows(distinct, exchange.inverse, each, features=1)
         return given.in_order(rows, ids.shape).to(self.dtype)
@@ -144,7 +145,7 @@ class Embedding(OptimizedLater):
         With several ranks, every rank must call it; it waits for the ids of the others.
 
         Args:
-            ids, table_ids: arguments of the later :meth:`forward`, of the same shapes.
+            ids, table_ids: as in the later :meth:`forward`, of the same shapes.
 
         Raises:
             TypeError, ValueError: as :meth:`forward`.

@@ -9,7 +9,7 @@ from torch_dynemb.oneembedding.embedding import Embedding
 from torch_dynemb.oneembedding.ids_by_table import keys_by_table
 from torch_dynemb.serving import Choices, FrozenModule
 from torch_dynemb.serving.gathering import whole_group
-from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table import TableGroup
 
 
 class FrozenMultiTableEmbedding(FrozenModule):
@@ -46,7 +46,9 @@ class FrozenMultiTableEmbedding(FrozenModule):
         return given.in_order(rows, ids.shape).to(self.output_dtype)
 
 
-def frozen_embedding(source: Embedding, choices: Choices) -> FrozenMultiTableEmbedding | None:
+def frozen_multi_table_embedding(
+    source: Embedding, choices: Choices
+) -> FrozenMultiTableEmbedding | None:
     group = whole_group(
         f"freeze: {type(source).__name__} {source.name!r}",
         source.group,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.oneembedding.keys import ids_of
-from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.ops import LookupBatch
 
 
 class IdsByTable(NamedTuple):

@@ -18,7 +18,7 @@ from torch_dynemb.oneembedding.embedding import Embedding
 from torch_dynemb.oneembedding.keys import id_of, ids_of
 from torch_dynemb.oneembedding.oneflow_snapshot import is_oneflow_table, oneflow_table
 from torch_dynemb.oneembedding.row_layout import RowLayout
-from torch_dynemb.oneembedding.snapshots import snapshot_folder
+from torch_dynemb.oneembedding.snapshots import folder_of_snapshot
 from torch_dynemb.oneembedding.stores import block_size
 from torch_dynemb.oneembedding.table_reader import checked_paths, make_persistent_table_reader
 from torch_dynemb.oneembedding.table_writer import writer_for
@@ -76,7 +76,7 @@ def import_snapshot(
     flag(f"{_OWNER}: optimizer_state", optimizer_state)
     steps = integer(f"{_OWNER}: optimizer_steps", optimizer_steps, least=0)
     block = block_size(_OWNER, physical_block_size)
-    folder = snapshot_folder(_OWNER, embedding.store_options.root(), snapshot_name)
+    folder = folder_of_snapshot(_OWNER, embedding.store_options.root(), snapshot_name)
 
     def convert() -> None:
         if folder.exists():

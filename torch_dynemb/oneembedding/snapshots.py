@@ -21,7 +21,7 @@ def table_entry(number: int) -> str:
     return f"{_TABLE}{number}"
 
 
-def table_number(owner: str, entry: str) -> int:
+def number_in_snapshot(owner: str, entry: str) -> int:
     """Return the table number for a name in a snapshot.
 
     Raises:
@@ -41,7 +41,7 @@ def root_of(path: Path) -> Path:
     return path.parent if RANK_FOLDER.fullmatch(path.name) else path
 
 
-def snapshot_folder(owner: str, root: Path, name: object) -> Path:
+def folder_of_snapshot(owner: str, root: Path, name: object) -> Path:
     """Return the folder of a snapshot.
 
     Args:
@@ -60,24 +60,24 @@ def snapshot_folder(owner: str, root: Path, name: object) -> Path:
 
 def save_embedding(embedding: nn.Module, root: Path, name: object) -> None:
     """Save an embedding as a snapshot; see its ``save_snapshot``."""
-    checkpoint.save(snapshot_folder("save_snapshot", root, name), embedding)
+    checkpoint.save(folder_of_snapshot("save_snapshot", root, name), embedding)
 
 
 def load_embedding(
     embedding: nn.Module, root: Path, name: object, *, optimizer_state: bool
 ) -> LoadReport:
     """Load a snapshot into an embedding; see its ``load_snapshot``."""
-    folder = snapshot_folder("load_snapshot", root, name)
+    folder = folder_of_snapshot("load_snapshot", root, name)
     return checkpoint.load(folder, embedding, optimizer_state=optimizer_state)
 
 
 __all__ = [
     "RANK_FOLDER",
     "SNAPSHOTS",
+    "folder_of_snapshot",
     "load_embedding",
+    "number_in_snapshot",
     "root_of",
     "save_embedding",
-    "snapshot_folder",
     "table_entry",
-    "table_number",
 ]

@@ -21,7 +21,12 @@ from torch_dynemb.files.locations import checked_path
 from torch_dynemb.oneembedding.keys import key_type_of, keys_of
 from torch_dynemb.oneembedding.oneflow_snapshot import is_oneflow_table, oneflow_table
 from torch_dynemb.oneembedding.row_layout import VALUE_TYPES, RowLayout
-from torch_dynemb.oneembedding.snapshots import RANK_FOLDER, root_of, snapshot_folder, table_number
+from torch_dynemb.oneembedding.snapshots import (
+    RANK_FOLDER,
+    folder_of_snapshot,
+    number_in_snapshot,
+    root_of,
+)
 from torch_dynemb.oneembedding.stores import block_size
 
 _ROWS = 65536
@@ -109,7 +114,9 @@ class PersistentTableReader:
         planned: list[tuple[int, CheckpointTable, RowLayout]] = []
         for folder in folders:
             saved = self._open.enter_context(checkpoint.open(folder))
-            of_saved = {table_number(_OWNER, name): table for name, table in saved.tables.items()}
+            of_saved = {
+                number_in_snapshot(_OWNER, name): table for name, table in saved.tables.items()
+            }
             wanted = sorted(of_saved) if self._wanted is None else self._wanted
             for number in wanted:
                 if number not in of_saved:
@@ -253,7 +260,7 @@ def checked_paths(owner: str, paths: object) -> list[Path]:
     given = [Path(os.fspath(path)) for path in paths]
     ranks = [match for path in given if (match := RANK_FOLDER.fullmatch(path.name))]
     for match in ranks:
-        named = sorted(int(of[1]) for of in ranks if of[2] == match[2])
+        named = sorted(int(found[1]) for found in ranks if found[2] == match[2])
         if named != list(range(int(match[2]))):
             raise ValueError(
                 f"{owner}: paths has folders of ranks {named} of {match[2]}: give those of all "
@@ -269,9 +276,9 @@ def _snapshot_folders(paths: Sequence[Path], name: object) -> list[Path]:
     for path in paths:
         if is_oneflow_table(path):
             folder = path
-            snapshot_folder(_OWNER, path, name)
+            folder_of_snapshot(_OWNER, path, name)
         else:
-            folder = snapshot_folder(_OWNER, root_of(path), name)
+            folder = folder_of_snapshot(_OWNER, root_of(path), name)
         if folder not in found:
             found.append(folder)
     if any(is_oneflow_table(folder) != is_oneflow_table(found[0]) for folder in found):

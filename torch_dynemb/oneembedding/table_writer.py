@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer
+from torch_dynemb.checkpoint import CheckpointTable
 from torch_dynemb.checkpoint.entries import NO_GROUP
 from torch_dynemb.checkpoint.manifest.places import check_replaceable, check_unclaimed, claimed
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedDense, SavedPart, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
-from torch_dynemb.checkpoint.reading.saved_table import (
-    CheckpointFiles,
-    CheckpointTable,
-)
+from torch_dynemb.checkpoint.reading.saved_table import CheckpointFiles
 from torch_dynemb.checkpoint.saving.save import finish_folder
 from torch_dynemb.checkpoint.tools.part_writer import PartOfTable, PartWriter, TensorFiles
 from torch_dynemb.files.disk import Disk
@@ -30,11 +28,11 @@ from torch_dynemb.oneembedding.embedding import Embedding
 from torch_dynemb.oneembedding.key_value_spool import KeyValueSpool
 from torch_dynemb.oneembedding.keys import id_of, ids_of, key_type_of
 from torch_dynemb.oneembedding.row_layout import RowLayout
-from torch_dynemb.oneembedding.snapshots import root_of, snapshot_folder, table_entry
+from torch_dynemb.oneembedding.snapshots import folder_of_snapshot, root_of, table_entry
 from torch_dynemb.oneembedding.stores import block_size
 from torch_dynemb.oneembedding.table_reader import check_value_type, checked_paths
 from torch_dynemb.ops.columns import TABLE_COLUMNS, Meta
-from torch_dynemb.policy.policy import Policy
+from torch_dynemb.policy import Policy
 from torch_dynemb.process.interrupts import defer_signals
 
 _OWNER = "make_persistent_table_writer"
@@ -126,9 +124,9 @@ class PersistentTableWriter:
             )
         of_each = self._tables_of(table_ids, ids.shape[0])
         for number, spool in enumerate(self._spools):
-            own = of_each == number
-            if bool(own.any()):
-                spool.append(ids[own], values[own])
+            chosen = of_each == number
+            if bool(chosen.any()):
+                spool.append(ids[chosen], values[chosen])
 
     def _tables_of(self, table_ids: Any, count: int) -> Tensor:
         tables = len(self._spools)
@@ -205,7 +203,7 @@ class PersistentTableWriter:
         table = CheckpointTable(
             table_entry(number), saved, CheckpointFiles(self._unfinished, _opens_nothing)
         )
-        state = {of.name: slice(0, of.columns(layout.dim)) for of in layout.state}
+        state = {tensor.name: slice(0, tensor.columns(layout.dim)) for tensor in layout.state}
         columns = range(layout.dim)
         part = PartOfTable(0, 1, places.numel(), columns, state)
         writer = PartWriter(files, table, part)
@@ -294,7 +292,7 @@ def make_persistent_table_writer(
     block_size(_OWNER, physical_block_size)
     steps = integer(f"{_OWNER}: optimizer_steps", optimizer_steps, least=0)
     root = root_of(checked_paths(_OWNER, paths)[0])
-    folder = snapshot_folder(_OWNER, root, snapshot_name)
+    folder = folder_of_snapshot(_OWNER, root, snapshot_name)
     if embedding is None:
         plain = _saved_table(storage_dim, value_type, 0, None, None, Policy().description())
         target = _Target([plain], RowLayout(storage_dim, ()), None, 0)

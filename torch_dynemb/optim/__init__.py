@@ -9,7 +9,7 @@ from torch_dynemb.optim.adam import (
     PartialRowWiseAdam,
     SmartDecayAdam,
 )
-from torch_dynemb.optim.base import OptimizerConfig, check_config
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.optim.ftrl import Ftrl, GroupFtrl
 from torch_dynemb.optim.fused import FusedOptimizer
 from torch_dynemb.optim.lamb import LAMB, PartialRowWiseLAMB
@@ -35,5 +35,4 @@ __all__ = [
     "RowWiseAdagrad",
     "SmartDecayAdam",
     "SplitOptimizer",
-    "check_config",
 ]

@@ -173,7 +173,11 @@ class OptimizerConfig:
         return {name: getattr(self, name) for name in self.hyper_columns}
 
     def hyper_row(self) -> list[float]:
-        """Return the row of ``hyper`` for a table with this config."""
+        """Return the row of ``hyper`` for a table with this config.
+
+        Raises:
+            ValueError: a subclass has an option that is None.
+        """
         row = [0.0] * HYPER_COLUMNS
         row[Hyper.DOWN_SCALE_BY] = 1.0
         row[Hyper.DECOUPLED] = float(self.decoupled_weight_decay)

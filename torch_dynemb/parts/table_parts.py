@@ -14,6 +14,7 @@ from torch import nn
 from torch_dynemb.nn import DynamicEmbedding, DynamicEmbeddingBag
 from torch_dynemb.nn.embedding import UNNAMED
 from torch_dynemb.nn.module_kinds import register_module, tables_in
+from torch_dynemb.nn.shared_rows import own_slots
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.nn.wrappers import wrapped_by
 from torch_dynemb.optim.base import OptimizerConfig
@@ -97,7 +98,9 @@ def _tables_of_module(module: TableModule, path: str) -> Iterable[TablePart]:
         if isinstance(module, DynamicEmbedding | DynamicEmbeddingBag):
             # the one table of these modules may be unnamed
             name = path or UNNAMED
-        yield TablePart(name, group, number, config.embedding_dim, ids=module.owned_slots)
+        yield TablePart(
+            name, group, number, config.embedding_dim, ids=own_slots(module.sharing_ranks)
+        )
 
 
 register_module(TableModule, tables=_tables_of_module)

@@ -11,8 +11,7 @@ from torch_dynemb.plan.counting import IdCounts
 from torch_dynemb.plan.coverage import Coverage
 from torch_dynemb.plan.growth import DistinctIds
 from torch_dynemb.plan.sizes import Bytes, PlannedRow, in_memory, most_ids, on_disk
-from torch_dynemb.policy.admission import AdmitFrequent
-from torch_dynemb.policy.policy import Policy
+from torch_dynemb.policy import AdmitFrequent, Policy
 
 _PRECISIONS = (  # in the order of trial
     ("float32", "float32"),

@@ -53,7 +53,11 @@ class IdCounts(NamedTuple):
 
 
 def hashes(ids: Tensor) -> Tensor:
-    """Hash ids to numbers from 0 to 2^63 - 1, by which they are sampled."""
+    """Hash ids to numbers from 0 to 2^63 - 1, by which they are sampled.
+
+    Args:
+        ids: int64 of any shape.
+    """
     mixed = (ids ^ (ids >> _SHIFT)) * _ODD
     mixed = (mixed ^ (mixed >> _SHIFT)) * _ODD
     return (mixed ^ (mixed >> _SHIFT)) & ((1 << 63) - 1)

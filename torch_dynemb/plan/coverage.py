@@ -29,7 +29,7 @@ class Coverage:
         served = torch.cat([_served(column) for column in columns])
         later = torch.cat([_served(column) * _kept_share(column) for column in columns])
         column = torch.cat(
-            [torch.full_like(of.counts, number) for number, of in enumerate(columns)]
+            [torch.full_like(column.counts, number) for number, column in enumerate(columns)]
         )
         order = counts.argsort(descending=True, stable=True)
         self._column = column[order]

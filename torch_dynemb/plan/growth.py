@@ -51,7 +51,7 @@ def distinct_ids(counts: IdCounts, times: float) -> DistinctIds:
 
     Example:
         >>> import torch
-        >>> from torch_dynemb.plan import IdCounter
+        >>> from torch_dynemb.plan.counting import IdCounter
         >>> counter = IdCounter()
         >>> ids = torch.arange(1000).square() % 331
         >>> counter.add(ids, torch.arange(1000), lines=1000)

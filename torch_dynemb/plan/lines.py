@@ -80,10 +80,10 @@ def first_lines(batch: Lines, count: int) -> Lines:
         kept = column.lines < count
         ids, lines = column.ids[kept], column.lines[kept]
         columns[name] = ColumnIds(ids, lines, count - len(lines.unique_consecutive()))
-    return Lines(count, columns, {name: of[:count] for name, of in batch.values.items()})
+    return Lines(count, columns, {name: numbers[:count] for name, numbers in batch.values.items()})
 
 
-def check_values(path: str, values: Sequence[str], there: Sequence[str]) -> None:
+def check_number_columns(path: str, values: Sequence[str], there: Sequence[str]) -> None:
     """Raise ValueError unless a file has the columns to read as numbers.
 
     Args:
@@ -97,4 +97,11 @@ def check_values(path: str, values: Sequence[str], there: Sequence[str]) -> None
             raise ValueError(f"{path} has no column {name!r} of numbers: {known}")
 
 
-__all__ = ["ColumnIds", "LineReader", "Lines", "check_values", "chosen_columns", "first_lines"]
+__all__ = [
+    "ColumnIds",
+    "LineReader",
+    "Lines",
+    "check_number_columns",
+    "chosen_columns",
+    "first_lines",
+]

@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dynemb.plan.lines import ColumnIds, LineReader, Lines, check_values, chosen_columns
+from torch_dynemb.plan.lines import (
+    ColumnIds,
+    LineReader,
+    Lines,
+    check_number_columns,
+    chosen_columns,
+)
 
 _BATCH_LINES = 1 << 18
 
@@ -50,7 +56,9 @@ def open_parquet(
     types = arrow.types
     kinds = {field.name: field.type for field in file.schema_arrow}
     numeric = (types.is_integer, types.is_floating, types.is_boolean, types.is_timestamp)
-    check_values(path, values, [n for n, kind in kinds.items() if any(a(kind) for a in numeric)])
+    check_number_columns(
+        path, values, [n for n, kind in kinds.items() if any(a(kind) for a in numeric)]
+    )
     of_ids = [name for name, kind in kinds.items() if types.is_integer(_item(arrow, kind))]
     of_ids = [name for name in of_ids if name not in values]
     names = chosen_columns(path, columns, of_ids if columns is None else list(kinds))
@@ -98,8 +106,8 @@ def _batches(
 def _column(arrow: Any, count: int, values: Any, lines: Any) -> ColumnIds:
     there = values.is_valid()
     ids = _tensor(arrow, values.filter(there))
-    of = _tensor(arrow, lines.filter(there))
-    return ColumnIds(ids, of, count - len(of.unique_consecutive()))
+    tensor = _tensor(arrow, lines.filter(there))
+    return ColumnIds(ids, tensor, count - len(tensor.unique_consecutive()))
 
 
 def _numbers(arrow: Any, values: Any) -> Tensor:

@@ -42,7 +42,7 @@ def plot(plan: Mapping[str, Any], path: Path) -> None:
     right.set(xscale="log", xlabel="most frequent ids", ylabel="% of the sample's lookups")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def figure_class() -> Any:
@@ -76,7 +76,7 @@ def check_plot(path: Path) -> None:
         raise FileNotFoundError(f"--plot is {path}: make the folder {path.parent} first")
 
 
-def save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
     """Write a figure.
 
     Raises:
@@ -92,4 +92,4 @@ def save(figure: Any, path: Path) -> None:
         ) from error
 
 
-__all__ = ["check_plot", "figure_class", "plot", "save"]
+__all__ = ["check_plot", "figure_class", "plot", "save_figure"]

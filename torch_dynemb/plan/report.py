@@ -27,10 +27,10 @@ def print_report(plan: Mapping[str, Any]) -> None:
             pass
         else:
             return
-    print(plain(list(parts(plan))))
+    print(plain_text(list(parts(plan))))
 
 
-def plain(report: Sequence[Part]) -> str:
+def plain_text(report: Sequence[Part]) -> str:
     """Format a report as text without colours and frames."""
     texts = []
     for part in report:
@@ -153,7 +153,7 @@ def _choices(plan: Mapping[str, Any]) -> Part:
             choice["row"]["state_dtype"],
             count(choice["ids"]),
             percent(choice["coverage"]),
-            *(in_bytes(memory[of]) for of in ("rows", "state", "index", "total")),
+            *(in_bytes(memory[kind]) for kind in ("rows", "state", "index", "total")),
             in_bytes(disk) if disk else "-",
         ]
         rows.append([*row, "yes" if choice["fits"] else "no"] if known else row)
@@ -186,7 +186,7 @@ def _suggestion(plan: Mapping[str, Any]) -> Part:
     row = choice["row"]
     notes = [f"dtype=torch.{row['dtype']}, state of {row['state_dtype']}, {choice['code']}"]
     if "capacity" in choice["code"] and len(plan["columns"]) > 1:
-        rows = ", ".join(f"{name} {of['rows']}" for name, of in plan["columns"].items())
+        rows = ", ".join(f"{name} {sizes['rows']}" for name, sizes in plan["columns"].items())
         notes.append(f"The capacity of each column's table: {rows}")
     if choice["how"] == EVICT:
         notes.append(
@@ -203,4 +203,4 @@ def _suggestion(plan: Mapping[str, Any]) -> Part:
     return Part(f"Suggestion: {choice['how']}", [], notes)
 
 
-__all__ = ["parts", "plain", "print_report"]
+__all__ = ["parts", "plain_text", "print_report"]

@@ -11,12 +11,12 @@ import torch
 
 from torch_dynemb import ops, optim
 from torch_dynemb.distributed.owners import share_of
-from torch_dynemb.optim.base import OptimizerConfig
+from torch_dynemb.optim import OptimizerConfig
+from torch_dynemb.policy import Policy
 from torch_dynemb.policy.layout import INDEX_STEP, index_bytes_per_id
-from torch_dynemb.policy.policy import Policy
 from torch_dynemb.storage.tiers import SSDStore
 from torch_dynemb.storage.tiers.cache_size import LEAST_SLOTS
-from torch_dynemb.table.config import TableConfig
+from torch_dynemb.table import TableConfig
 from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES, GroupConfig
 
 _ROOM_TO_COLLECT = 4 / 3  # bytes of files per byte of rows; see SSDStore

@@ -15,7 +15,13 @@ from typing import IO, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from torch_dynemb.plan.lines import ColumnIds, LineReader, Lines, check_values, chosen_columns
+from torch_dynemb.plan.lines import (
+    ColumnIds,
+    LineReader,
+    Lines,
+    check_number_columns,
+    chosen_columns,
+)
 
 STANDARD_INPUT = "-"
 ID_COLUMN = "id"
@@ -87,11 +93,11 @@ def open_text(
             )
         file_format = "ids" if fields == 1 else "criteo"
     if file_format == "ids":
-        check_values(source, values, [])
+        check_number_columns(source, values, [])
         chosen_columns(source, columns, [ID_COLUMN])
         return LineReader([ID_COLUMN], lambda: _id_batches(source, start, file))
     asked = columns is not None
-    check_values(source, values, list(_NUMBERS))
+    check_number_columns(source, values, list(_NUMBERS))
     names = chosen_columns(source, columns, list(_CRITEO) if asked else _CATEGORIES)
     return LineReader(names, lambda: _criteo_batches(source, start, file, names, values))
 

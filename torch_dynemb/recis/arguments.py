@@ -68,7 +68,7 @@ def numbers(owner: str, values: object) -> list[int]:
     return [integer(f"{owner}[{i}]", value) for i, value in enumerate(given)]
 
 
-def flags(owner: str, values: object) -> list[bool]:
+def bools(owner: str, values: object) -> list[bool]:
     """Return flags as a list; a GPU tensor is copied to the host, which synchronizes.
 
     Raises:
@@ -91,4 +91,4 @@ def _read_by_host(owner: str, values: object, kind: str) -> list[Any]:
     return result
 
 
-__all__ = ["entries", "flags", "index_tensor", "index_tensors", "numbers", "tensors"]
+__all__ = ["bools", "entries", "index_tensor", "index_tensors", "numbers", "tensors"]

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch_dynemb.argument_checks import described, integer, number
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable, options_of
 from torch_dynemb.distributed.ranks import process_group_of
-from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
-from torch_dynemb.optim.fused import FusedOptimizer
+from torch_dynemb.optim import Adam, AdamW, AdamWTF, FusedOptimizer, OptimizerConfig
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.recis.tables.hash_table import HashTable
 

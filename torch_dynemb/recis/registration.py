@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch_dynemb.checkpoint import IdSlots, TablePart, table_name
-from torch_dynemb.nn.module_kinds import register_module
+from torch_dynemb.nn import register_module
 from torch_dynemb.recis.embedding import DynamicEmbedding, EmbeddingEngine
-from torch_dynemb.recis.embedding.frozen import frozen_embedding, frozen_engine
+from torch_dynemb.recis.embedding.frozen import frozen_dynamic_embedding, frozen_engine
 from torch_dynemb.recis.tables import HashTable
 from torch_dynemb.recis.tables.frozen_table import frozen_hash_table
 
@@ -42,7 +42,7 @@ def _in_engine(engine: EmbeddingEngine, path: str) -> Iterator[TablePart]:
 
 
 register_module(HashTable, tables=_in_hash_table, frozen=frozen_hash_table)
-register_module(DynamicEmbedding, tables=_in_embedding, frozen=frozen_embedding)
+register_module(DynamicEmbedding, tables=_in_embedding, frozen=frozen_dynamic_embedding)
 register_module(EmbeddingEngine, tables=_in_engine, frozen=frozen_engine)
 
 __all__: list[str] = []

@@ -7,7 +7,7 @@ from torch_dynemb.retrieval.negatives import (
     UniformNegatives,
 )
 from torch_dynemb.retrieval.sampled_softmax import SampledSoftmaxLoss, in_batch_softmax_loss
-from torch_dynemb.retrieval.search import TopK, top_k
+from torch_dynemb.retrieval.search import top_k
 from torch_dynemb.retrieval.vectors import export_vectors
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "FullSoftmaxLoss",
     "InBatchNegatives",
     "SampledSoftmaxLoss",
-    "TopK",
     "UniformNegatives",
     "export_vectors",
     "in_batch_softmax_loss",

@@ -60,11 +60,11 @@ def items_of(owner: str, items: nn.Module, table: int | str | None) -> Items:
             "in_batch_softmax_loss"
         )
     found = Items(items, number_of(owner, items.group.names, table))
-    check_columns(owner, items, found.dim)
+    check_unpacked(owner, items, found.dim)
     return found
 
 
-def check_columns(owner: str, items: nn.Module, columns: int) -> None:
+def check_unpacked(owner: str, items: nn.Module, columns: int) -> None:
     """Raise ValueError if rows have other columns than lookups return, as packed ones do."""
     returned = getattr(items, "embedding_dim", columns)
     if returned != columns:
@@ -190,8 +190,8 @@ def weighted_mean(losses: Tensor, weights: Tensor | None, counted: Tensor | None
 
 __all__ = [
     "Items",
-    "check_columns",
     "check_not_empty",
+    "check_unpacked",
     "checked_positives",
     "checked_query",
     "checked_temperature",

@@ -125,7 +125,7 @@ def drawn_from(items: Items, sources: tuple[Negatives, ...]) -> list[Drawn]:
     return drawn
 
 
-def check_counts(
+def check_counted(
     owner: str, items: Items, sources: tuple[Negatives, ...], *, corrects: bool
 ) -> None:
     """Raise ValueError if a source needs counts that the table does not keep."""
@@ -199,7 +199,7 @@ __all__ = [
     "InBatchNegatives",
     "Negatives",
     "UniformNegatives",
-    "check_counts",
+    "check_counted",
     "drawn_from",
     "log_expected",
     "sources_of",

@@ -29,7 +29,7 @@ from torch_dynemb.retrieval.negatives import (
     InBatchNegatives,
     Negatives,
     UniformNegatives,
-    check_counts,
+    check_counted,
     drawn_from,
     log_expected,
     sources_of,
@@ -134,7 +134,7 @@ class SampledSoftmaxLoss(ItemLoss):
                 f"{owner}: ranks share table {config.name!r}, for which negatives are those of the "
                 f"batch: {remedy}"
             )
-        check_counts(owner, of, self.negatives, corrects=self.corrects)
+        check_counted(owner, of, self.negatives, corrects=self.corrects)
 
     def _losses(self, items: Items, query: Tensor, positive_ids: Tensor) -> Losses:
         scored, counted = self._scored(items, query / self.temperature, positive_ids)

@@ -16,7 +16,7 @@ from torch_dynemb.distributed.ranks import RankGroup, from_all_ranks, process_gr
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import BUCKET_WIDTH, PADDING_HANDLE
 from torch_dynemb.ops.tensors import LookupBatch
-from torch_dynemb.retrieval.items import check_columns, checked_query, number_of
+from torch_dynemb.retrieval.items import check_unpacked, checked_query, number_of
 from torch_dynemb.serving.frozen_modules import FrozenModule
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_group import LiveTables
@@ -154,7 +154,7 @@ def _searched_of(owner: str, items: object, table: int | str | None) -> _Searche
             source = _frozen_source(served, number)
         else:
             source = _updated_source(served, number)
-        check_columns(owner, items, source.dim)
+        check_unpacked(owner, items, source.dim)
         return source
     raise TypeError(
         f"{owner}: items is {described(items)}, expected a module with a dynamic table, such as "
@@ -166,7 +166,7 @@ def _live_source(owner: str, items: TableModule, table: int | str | None) -> _Se
     tables = items.group.tables
     number = number_of(owner, tables.config.names, table)
     dim = tables.config.tables[number].embedding_dim
-    check_columns(owner, items, dim)
+    check_unpacked(owner, items, dim)
 
     def candidates() -> Iterator[_Candidates]:
         for batch in exported(tables, number, _ROWS_AT_ONCE):

@@ -16,20 +16,17 @@ from torch_dynemb.serving.frozen_modules import (
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.live_models import live, live_tables
-from torch_dynemb.serving.live_state import LiveUpdate, LiveVersion
 from torch_dynemb.serving.missing import CountsMissing
-from torch_dynemb.serving.packages.cpp import CppFlags, cpp_flags
+from torch_dynemb.serving.packages.cpp import cpp_flags
 from torch_dynemb.serving.packages.export import export
 from torch_dynemb.serving.packages.inputs import Input, Size
 from torch_dynemb.serving.packages.live_package import LiveStats
 from torch_dynemb.serving.packages.load import load
-from torch_dynemb.serving.packages.manifest import ServedTable
 from torch_dynemb.serving.packages.served_model import ServedModel
 
 __all__ = [
     "Choices",
     "CountsMissing",
-    "CppFlags",
     "FrozenBagCollection",
     "FrozenCollection",
     "FrozenEmbedding",
@@ -39,12 +36,9 @@ __all__ = [
     "Input",
     "LiveStats",
     "LiveTables",
-    "LiveUpdate",
-    "LiveVersion",
     "NoHeadroomError",
     "ReadOnly",
     "ServedModel",
-    "ServedTable",
     "Size",
     "converted_dtype",
     "cpp_flags",

@@ -14,10 +14,10 @@ from torch import nn
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.distributed.dtensors import is_dtensor
 from torch_dynemb.nn.module_kinds import (
-    RANKS,
+    RANK_CHOICES,
     Choices,
     KeptTables,
-    Ranks,
+    RankChoice,
     frozen_of,
 )
 from torch_dynemb.nn.table_module import TableModule
@@ -36,7 +36,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def freeze(
     model: Model,
     *,
-    ranks: Ranks = ...,
+    ranks: RankChoice = ...,
     missing: Literal[False] = ...,
     rows: RowKind | None = ...,
     keep: Keep | None = ...,
@@ -47,7 +47,7 @@ def freeze(
 def freeze(
     model: nn.Module,
     *,
-    ranks: Ranks = ...,
+    ranks: RankChoice = ...,
     missing: bool,
     rows: RowKind | None = ...,
     keep: Keep | None = ...,
@@ -57,7 +57,7 @@ def freeze(
 def freeze(
     model: nn.Module,
     *,
-    ranks: Ranks = "all",
+    ranks: RankChoice = "all",
     missing: bool = False,
     rows: RowKind | None = None,
     keep: Keep | None = None,
@@ -123,8 +123,8 @@ def freeze(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"freeze: model is {described(model)}, expected a torch.nn.Module")
-    if ranks not in RANKS:
-        raise ValueError(f"freeze: ranks is {ranks!r}, expected one of {RANKS}")
+    if ranks not in RANK_CHOICES:
+        raise ValueError(f"freeze: ranks is {ranks!r}, expected one of {RANK_CHOICES}")
     flag("freeze: missing", missing)
     check_rows("freeze", rows)
     kept = None if keep is None else _kept_tables(model, keep)

@@ -40,18 +40,13 @@ from torch_dynemb.storage.address_space import ADDRESS_SPACE, address_limits
 from torch_dynemb.storage.host import HostMemory
 from torch_dynemb.storage.memory import TableMemory
 from torch_dynemb.storage.static_tensors import mark_static
-from torch_dynemb.storage.tiers import (
-    CachedStorage,
-    CacheSize,
-    ExternalStore,
-    HostStore,
-    HostTiers,
-    SSDStore,
-    StoreTiers,
-    Tiers,
-    open_device_tiers,
-    open_tiers,
-)
+from torch_dynemb.storage.tiers import ExternalStore, HostStore, SSDStore
+from torch_dynemb.storage.tiers.cache_size import CacheSize
+from torch_dynemb.storage.tiers.configs import CachedStorage
+from torch_dynemb.storage.tiers.host_tiers import HostTiers
+from torch_dynemb.storage.tiers.opening import open_device_tiers, open_tiers
+from torch_dynemb.storage.tiers.store_tiers import StoreTiers
+from torch_dynemb.storage.tiers.tiers import Tiers
 from torch_dynemb.table.clock import set_time
 from torch_dynemb.table.config import ColumnShard, SlabConfig
 from torch_dynemb.table.expiry import new_floors

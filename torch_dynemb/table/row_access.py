@@ -27,7 +27,7 @@ from torch_dynemb.ops.columns import (
 from torch_dynemb.ops.row_copies import put_rows_
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.optim.base import OptimizerConfig
-from torch_dynemb.storage.tiers import Records, Tiers
+from torch_dynemb.storage.tiers.tiers import Records, Tiers
 from torch_dynemb.table.records import packed, record_bytes, state_of, weights_of
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.tables import Tables
@@ -40,7 +40,7 @@ class ReadsRecords(Protocol):
     """A store, or its pinned rows."""
 
     def read(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
-        """Read rows of ids; see :meth:`torch_dynemb.storage.tiers.Tiers.read`."""
+        """Read rows of ids; see :meth:`torch_dynemb.storage.tiers.tiers.Tiers.read`."""
 
 
 def handle_rows(handles: Tensor) -> Tensor:

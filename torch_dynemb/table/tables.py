@@ -25,7 +25,7 @@ from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.process.forked import check_own
 from torch_dynemb.storage.memory import TableMemory
-from torch_dynemb.storage.tiers import Tiers
+from torch_dynemb.storage.tiers.tiers import Tiers
 from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES, GroupConfig
 from torch_dynemb.table.host_state import EvictionRecords, HostState
 

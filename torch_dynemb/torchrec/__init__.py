@@ -14,13 +14,11 @@ from torch_dynemb.torchrec.planning.planner import (
 )
 from torch_dynemb.torchrec.quantization import quantization_mapping
 from torch_dynemb.torchrec.replicas.dmp_collection import DynamicDMPCollection
-from torch_dynemb.torchrec.replicas.replica_sync import SyncStats
-from torch_dynemb.torchrec.resharding.moves import ReshardedTable
 from torch_dynemb.torchrec.sharders import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
 )
-from torch_dynemb.torchrec.state.inspect import LocalShard, local_shards, table_sizes
+from torch_dynemb.torchrec.state.inspect import local_shards, table_sizes
 from torch_dynemb.torchrec.state.load_planner import LoadPlanner
 from torch_dynemb.torchrec.state.stager import Stager
 from torch_dynemb.torchrec.whole_tables import table_rows
@@ -37,11 +35,8 @@ __all__ = [
     "FrozenEmbeddingBagCollection",
     "FrozenEmbeddingCollection",
     "LoadPlanner",
-    "LocalShard",
     "PrefetchTrainPipeline",
-    "ReshardedTable",
     "Stager",
-    "SyncStats",
     "TableOptions",
     "collective_plan",
     "dynamic_enumerator",

@@ -148,6 +148,12 @@ class _DynamicSharder:
         """Move tables of a sharded module; :meth:`DistributedModelParallel.reshard` calls it.
 
         See :func:`torch_dynemb.torchrec.reshard`.
+
+        Args:
+            sharded_module: made by this sharder.
+            changed_shard_to_params: by table, its new place in the plan.
+            env: of the ranks.
+            device: of the rows.
         """
         if len(changed_shard_to_params) > 0:
             sharded_module.update_shards(changed_shard_to_params, env, device)

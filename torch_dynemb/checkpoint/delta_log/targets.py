@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch_dynemb.checkpoint.delta_log.applying import PartChange
 from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta
 from torch_dynemb.checkpoint.saving.dense_state import dense_state, load_dense_state
-from torch_dynemb.nn.module_kinds import follower_of
+from torch_dynemb.nn.module_kinds import registered_follower
 from torch_dynemb.parts.table_parts import PACKED, TablePart, groups_of, parts_of
 from torch_dynemb.rows.whole_update import Call, apply_all
 
@@ -54,7 +54,7 @@ def target_of(model: object) -> FollowTarget:
     if isinstance(model, FollowTarget):
         return model
     if isinstance(model, nn.Module):
-        followers = (follower_of(part) for part in model.modules())
+        followers = (registered_follower(part) for part in model.modules())
         follower = next((found for found in followers if found is not None), None)
         if follower is not None:
             target: FollowTarget = follower(model)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from torch_dynemb.storage.tiers import PinnedRecords
+from torch_dynemb.storage.tiers.tiers import PinnedRecords
 from torch_dynemb.table.row_access import read_records, read_rows
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.tables import Tables

@@ -50,7 +50,9 @@ def _refuse_missing_modules(package: str) -> None:
     Args:
         package: name under which programs import the package.
     """
-    if not any(isinstance(of, MissingModules) and of.package == package for of in sys.meta_path):
+    if not any(
+        isinstance(finder, MissingModules) and finder.package == package for finder in sys.meta_path
+    ):
         sys.meta_path.append(MissingModules(package))
 
 

@@ -90,9 +90,9 @@ class ColumnDemand:
         if senders is None:
             hot = self.hot_shares * lookups
             return hot, lookups - float(hot.sum()), lookups**2 * self.collision
-        own = lines / senders
-        hot = -senders * torch.expm1(-self.hot_shares * own * self.ids_per_line)
-        others = max(0.0, senders * self.distinct(own) - float(hot.sum()))
+        share = lines / senders
+        hot = -senders * torch.expm1(-self.hot_shares * share * self.ids_per_line)
+        others = max(0.0, senders * self.distinct(share) - float(hot.sum()))
         return hot, others, min(lookups**2 * self.collision, others * senders)
 
 

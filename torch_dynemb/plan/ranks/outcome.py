@@ -21,7 +21,7 @@ from torch_dynemb.plan.ranks.layouts import (
     placed,
 )
 from torch_dynemb.plan.ranks.options import RankWishes
-from torch_dynemb.plan.ranks.traffic import ModelledStep, step_of
+from torch_dynemb.plan.ranks.traffic import ModelledStep, traffic_of
 from torch_dynemb.plan.sizes import PlannedRow, in_memory
 
 KINDS = ("splits", "lengths", "ids", "rows", "gradients")
@@ -42,7 +42,7 @@ def modelled(
         row: format of rows.
         wishes: the cluster.
     """
-    columns = [column_demand(of, later[name].high) for name, of in counts.items()]
+    columns = [column_demand(counted, later[name].high) for name, counted in counts.items()]
     variants = [(sharding, dedup) for sharding in SHARDINGS for dedup in _dedups(sharding)]
     numbers = _compared(wishes)
     cases = [
@@ -135,7 +135,7 @@ def modelled_step(
     pieces = placed(sharding, loads, row.dim, cluster, least=wishes.min_columns)
     group = row.group()
     row_bytes = group.row_bytes(group.slabs[0])
-    return pieces, step_of(
+    return pieces, traffic_of(
         pieces, columns, cluster, batch=wishes.batch, row_bytes=row_bytes, dedup=dedup
     )
 
@@ -201,12 +201,12 @@ def _seconds(
     work = step.work._replace(
         ids_received=step.work.ids_received * beyond, row_bytes=step.work.row_bytes * beyond
     )
-    own = float(wishes.costs.seconds(work).max())
+    seconds = float(wishes.costs.seconds(work).max())
     if wishes.cores is not None:
         of_nodes = wishes.costs.seconds(step.work).view(-1, wishes.cluster(ranks).local).sum(1)
-        own = max(own, float(of_nodes.max()) / wishes.cores)
+        seconds = max(seconds, float(of_nodes.max()) / wishes.cores)
     links = sum(exchange.seconds(wishes.links) for exchange in step.exchanges)
-    return {"own_work": own, "links": links}
+    return {"own_work": seconds, "links": links}
 
 
 def _pays(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch_dynemb.plan.plot import figure_class, save
+from torch_dynemb.plan.plot import figure_class, save_figure
 from torch_dynemb.plan.ranks.report import name_of
 
 _MARKERS = "oos^Dv<>"  # lines of some types coincide
@@ -47,7 +47,7 @@ def plot_ranks(model: Mapping[str, Any], path: Path) -> None:
         axes.grid(alpha=0.3)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 __all__ = ["plot_ranks"]

@@ -44,7 +44,7 @@ def _cases(model: Mapping[str, Any], ranks: int) -> Part:
                 in_bytes(case["received"]["busiest_rank"]),
                 f"{fullest['lookups']:.2f}x",
                 f"{fullest['rows']:.2f}x",
-                *(in_bytes(case["memory"][of]) for of in ("mean", "fullest")),
+                *(in_bytes(case["memory"][kind]) for kind in ("mean", "fullest")),
                 f"{1 / per_step:.3g}" if model["per_second"] else f"{1e3 * per_step:.3g} ms",
                 f"{100 * seconds['links'] / per_step:.0f} %",
                 count(model["batch"] / per_step),

@@ -41,7 +41,7 @@ class ModelledStep(NamedTuple):
     work: Work
 
 
-def step_of(
+def traffic_of(
     pieces: Sequence[PlacedColumns],
     columns: Sequence[ColumnDemand],
     cluster: Cluster,
@@ -60,27 +60,27 @@ def step_of(
         row_bytes: of the optimizer state and of the weights of a whole row.
         dedup: whether every rank sends each of its ids once.
     """
-    ranks, own = cluster.ranks, batch / cluster.ranks
+    ranks, own_batch = cluster.ranks, batch / cluster.ranks
     zeros = torch.zeros(6, ranks, dtype=torch.float64, device="cpu")
     ids, variances, rows, rows_variance, lengths, id_columns = zeros
     outputs, shared, updated = torch.zeros(3, ranks, dtype=torch.float64, device="cpu")
     dim = [0] * len(columns)
     sent_ids = 0.0
     for piece in pieces:
-        column, here = columns[piece.table], slice(piece.ranks.start, piece.ranks.stop)
+        column, on_ranks = columns[piece.table], slice(piece.ranks.start, piece.ranks.stop)
         parts = len(piece.ranks)
         means, chance = column.loads(parts, batch, ranks if dedup else None)
-        ids[here] += means
-        variances[here] += chance
-        id_columns[here] += piece.width * means
-        rows[here] += column.total / parts
-        rows_variance[here] += column.total / parts * (1 - 1 / parts)
-        lengths[here] += 1
-        (outputs if parts == 1 else shared)[here] += piece.width
+        ids[on_ranks] += means
+        variances[on_ranks] += chance
+        id_columns[on_ranks] += piece.width * means
+        rows[on_ranks] += column.total / parts
+        rows_variance[on_ranks] += column.total / parts * (1 - 1 / parts)
+        lengths[on_ranks] += 1
+        (outputs if parts == 1 else shared)[on_ranks] += piece.width
         dim[piece.table] += piece.width
-        updated[here] += column.distinct(batch) / parts * piece.width
-        sent_ids += own * column.ids_per_line
-    length_bytes = _DISTINCT_LENGTH_BYTES if dedup else _LENGTH_BYTES * own
+        updated[on_ranks] += column.distinct(batch) / parts * piece.width
+        sent_ids += own_batch * column.ids_per_line
+    length_bytes = _DISTINCT_LENGTH_BYTES if dedup else _LENGTH_BYTES * own_batch
     local = cluster.local
     one = torch.ones(ranks, dtype=torch.float64, device="cpu")
     exchanges = [
@@ -92,13 +92,13 @@ def step_of(
     if dedup:
         there.append(to_owners("rows", _OUTPUT_BYTES / ranks * id_columns, local).reverse("rows"))
     elif float(shared.sum()) == 0:
-        there.append(to_owners("rows", _OUTPUT_BYTES * own * outputs, local).reverse("rows"))
+        there.append(to_owners("rows", _OUTPUT_BYTES * own_batch * outputs, local).reverse("rows"))
     else:
         group = max(len(piece.ranks) for piece in pieces)
-        there += _sums(_OUTPUT_BYTES * own * shared, group, cluster)
+        there += _sums(_OUTPUT_BYTES * own_batch * shared, group, cluster)
     exchanges += there
     exchanges += [exchange.reverse("gradients") for exchange in reversed(there)]
-    whole = sum(dim) * own
+    whole = sum(dim) * own_batch
     if len(pieces) > len(columns):
         whole *= 2  # TorchRec brings the columns of a table together
     return ModelledStep(
@@ -110,9 +110,10 @@ def step_of(
         Work(
             ids_sent=sent_ids * one,
             ids_deduped=(sent_ids if dedup else 0.0) * one,
-            lengths=(own if not dedup else 1.0) * (lengths.sum() + ranks * lengths),
+            lengths=(own_batch if not dedup else 1.0) * (lengths.sum() + ranks * lengths),
             ids_received=ids,
-            row_bytes=_OUTPUT_BYTES * (id_columns + (_pooled(columns, dim, own) if dedup else 0.0)),
+            row_bytes=_OUTPUT_BYTES
+            * (id_columns + (_pooled(columns, dim, own_batch) if dedup else 0.0)),
             output_bytes=_OUTPUT_BYTES
             * (whole + (id_columns if dedup else batch * (outputs + 2 * shared))),
             updated_bytes=updated * row_bytes / max(dim),
@@ -149,4 +150,4 @@ def _pooled(columns: Sequence[ColumnDemand], dim: Sequence[int], lines: float) -
     )
 
 
-__all__ = ["ModelledStep", "step_of"]
+__all__ = ["ModelledStep", "traffic_of"]

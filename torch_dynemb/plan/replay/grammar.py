@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_dynemb.policy.admission import AdmissionRule, AdmitByChance, AdmitFrequent
+from torch_dynemb.policy import AdmitByChance, AdmitFrequent, Policy
+from torch_dynemb.policy.admission import AdmissionRule
 from torch_dynemb.policy.half_life import check_half_life, parse_half_life
-from torch_dynemb.policy.policy import Policy
 
 DEFAULT_POLICIES = "lru,lfu,decayed:33%"
 DEFAULT_CAPACITIES = "0.05,0.1,0.2,0.5"

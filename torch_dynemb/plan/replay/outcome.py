@@ -18,11 +18,11 @@ from torch_dynemb.plan.replay.auc import Placements, error_of_difference, placem
 from torch_dynemb.plan.replay.grammar import PolicyText
 from torch_dynemb.plan.replay.progress import progress
 from torch_dynemb.plan.replay.recording import Recording, Roles, lines_between
-from torch_dynemb.plan.replay.runs import Run, Used, policies_of, step_of
+from torch_dynemb.plan.replay.runs import Run, Used, batch_of_lines, policies_of
 from torch_dynemb.plan.replay.sampling import automatic_share, is_sampled, rates, spread
 from torch_dynemb.plan.replay.step_cost import DEVICES, step_cost
 from torch_dynemb.plan.sizes import PlannedRow, in_memory
-from torch_dynemb.policy.policy import Policy
+from torch_dynemb.policy import Policy
 
 TRAINED = 0.9  # of the lines; the later ones are held out for the AUC
 AUC_MARGIN = 0.0005  # below that of unlimited tables
@@ -111,16 +111,16 @@ def replayed(
     share = wishes.sample_ids
     if share is None:
         share = 1.0 if roles.label is not None else automatic_share(lookups, len(combinations))
-    limited = [of.rows for of in combinations if of.rows is not None]
+    limited = [combination.rows for combination in combinations if combination.rows is not None]
     sampled = rates(counts, limited, share)
     steps = -(-lines // wishes.batch_size)
     runs = [
         Run(
-            policies_of(of.policy, of.rows, steps, sampled),
+            policies_of(combination.policy, combination.rows, steps, sampled),
             trains=roles.label is not None,
             by_group=min(sampled.values()) < 1,
         )
-        for of in combinations
+        for combination in combinations
     ]
     counted, labels = _play(recording, runs, wishes, lines, sampled)
     distinct = sum(column.distinct for column in counts.values())
@@ -134,8 +134,8 @@ def replayed(
         )
         judged = [placements(labels > 0.5, run.predicted()) for run in runs]
     found = [
-        _described(of, run.used(), auc, judged[0], stream, row, ranks)
-        for of, run, auc in zip(combinations, runs, judged, strict=True)
+        _described(combination, run.used(), auc, judged[0], stream, row, ranks)
+        for combination, run, auc in zip(combinations, runs, judged, strict=True)
     ]
     return {
         "lines": recording.lines,
@@ -170,13 +170,15 @@ def _combinations(counts: Mapping[str, IdCounts], wishes: ReplayWishes) -> list[
     distinct = math.ceil(sum(column.distinct for column in columns))
     found = [Combination(None, distinct, None)]
     wanted = {
-        min(distinct, max(len(columns), round(of * distinct) if isinstance(of, float) else of))
-        for of in wishes.capacities
+        min(
+            distinct, max(len(columns), round(size * distinct) if isinstance(size, float) else size)
+        )
+        for size in wishes.capacities
     }
     for policy in wishes.policies:
         for ids in sorted(wanted):
             parts = coverage.divided(ids)
-            rows = {name: max(1, math.ceil(of)) for name, of in zip(counts, parts, strict=True)}
+            rows = {name: max(1, math.ceil(size)) for name, size in zip(counts, parts, strict=True)}
             found.append(Combination(policy, sum(rows.values()), rows))
     return found
 
@@ -202,7 +204,7 @@ def _play(
             chosen = _sampled_lines(chunk, sampled)
             for begin, end in itertools.pairwise(places):
                 part = lines_between(chosen, begin, end)
-                step = step_of(part, roles.label, roles.time)
+                step = batch_of_lines(part, roles.label, roles.time)
                 trains = done + begin < lines
                 if not trains:
                     labels.append(part.values[roles.label or ""])
@@ -219,21 +221,21 @@ def _play(
 def _lookups(chunk: Lines, begin: int, end: int) -> int:
     """Return the number of ids of lines of a chunk, from the first of which both are counted."""
     begin, end = (max(0, min(line, chunk.count)) for line in (begin, end))
-    return sum(of.ids.numel() for of in lines_between(chunk, begin, end).columns.values())
+    return sum(column.ids.numel() for column in lines_between(chunk, begin, end).columns.values())
 
 
 def _sampled_lines(chunk: Lines, sampled: Mapping[str, float]) -> Lines:
     columns = {}
-    for name, of in chunk.columns.items():
-        columns[name] = of
+    for name, column in chunk.columns.items():
+        columns[name] = column
         if sampled[name] < 1:
-            chosen = is_sampled(of.ids, sampled[name])
-            columns[name] = ColumnIds(of.ids[chosen], of.lines[chosen], 0)
+            chosen = is_sampled(column.ids, sampled[name])
+            columns[name] = ColumnIds(column.ids[chosen], column.lines[chosen], 0)
     return Lines(chunk.count, columns, chunk.values)
 
 
 def _described(
-    of: Combination,
+    combination: Combination,
     used: Used,
     auc: Placements | None,
     unlimited: Placements | None,
@@ -250,17 +252,17 @@ def _described(
     misses = scaled(used.misses.sum(1).tolist()) / counted
     evicted = scaled(used.evicted)
     policy = Policy()
-    if of.policy is not None:
-        policy = of.policy.policy(of.ids, stream.steps)
-    size = in_memory(row, of.ids, ranks=ranks, policy=policy, counted=scaled(used.counted))
+    if combination.policy is not None:
+        policy = combination.policy.policy(combination.ids, stream.steps)
+    size = in_memory(row, combination.ids, ranks=ranks, policy=policy, counted=scaled(used.counted))
     lookups = stream.counted / max(stream.steps - stream.steps // 2, 1)
     costs = {device: step_cost(policy.scores[0], device) for device in DEVICES}
     simple = policy.admission is None
     return {
-        "policy": UNLIMITED if of.policy is None else of.policy.name,
-        "capacity": of.ids,
-        "rows_of_columns": of.rows,
-        "share_of_ids": of.ids / stream.distinct if stream.distinct else 0.0,
+        "policy": UNLIMITED if combination.policy is None else combination.policy.name,
+        "capacity": combination.ids,
+        "rows_of_columns": combination.rows,
+        "share_of_ids": combination.ids / stream.distinct if stream.distinct else 0.0,
         "hit_rate": max(0.0, 1 - misses),
         "hit_rate_error": spread(used.misses, column_rates) / counted,
         "rows": round(scaled(used.rows)),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch_dynemb.plan.plot import figure_class, save
+from torch_dynemb.plan.plot import figure_class, save_figure
 
 
 def plot_replay(replay: Mapping[str, Any], path: Path) -> None:
@@ -43,7 +43,7 @@ def plot_replay(replay: Mapping[str, Any], path: Path) -> None:
         axes.grid(alpha=0.3)
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)))
-    save(figure, path)
+    save_figure(figure, path)
 
 
 __all__ = ["plot_replay"]

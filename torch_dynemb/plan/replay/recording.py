@@ -126,8 +126,8 @@ class Recording:
         self._waiting, self._waiting_lines = [left], left.count
 
     def _write_chunk(self, chunk: Lines) -> None:
-        ids = [(of.ids.clone(), of.lines.int()) for of in chunk.columns.values()]
-        values = {name: of.clone() for name, of in chunk.values.items()}
+        ids = [(column.ids.clone(), column.lines.int()) for column in chunk.columns.values()]
+        values = {name: column.clone() for name, column in chunk.values.items()}
         torch.save((chunk.count, ids, values), self._folder / str(self._chunks))
         self._chunks += 1
 
@@ -139,8 +139,8 @@ def _joined(batches: Sequence[Lines], columns: Sequence[str]) -> Lines:
     joined = {}
     for name in columns:
         parts = [batch.columns[name] for batch in batches]
-        lines = [of.lines + begin for of, begin in zip(parts, begins, strict=False)]
-        joined[name] = ColumnIds(torch.cat([of.ids for of in parts]), torch.cat(lines), 0)
+        lines = [part.lines + begin for part, begin in zip(parts, begins, strict=False)]
+        joined[name] = ColumnIds(torch.cat([part.ids for part in parts]), torch.cat(lines), 0)
     values = {
         name: torch.cat([batch.values[name] for batch in batches]) for name in batches[0].values
     }
@@ -151,10 +151,10 @@ def lines_between(batch: Lines, begin: int, end: int) -> Lines:
     """Return lines ``begin`` to ``end`` of a batch, as views."""
     columns = {}
     edges = torch.tensor([begin, end], device="cpu")
-    for name, of in batch.columns.items():
-        here = slice(*torch.searchsorted(of.lines, edges).tolist())
-        columns[name] = ColumnIds(of.ids[here], of.lines[here] - begin, 0)
-    values: dict[str, Tensor] = {name: of[begin:end] for name, of in batch.values.items()}
+    for name, column in batch.columns.items():
+        ids_between = slice(*torch.searchsorted(column.lines, edges).tolist())
+        columns[name] = ColumnIds(column.ids[ids_between], column.lines[ids_between] - begin, 0)
+    values: dict[str, Tensor] = {name: column[begin:end] for name, column in batch.values.items()}
     return Lines(end - begin, columns, values)
 
 

@@ -105,7 +105,7 @@ def _auc_suggestion(replay: Mapping[str, Any]) -> Part:
         best["code"],
     ]
     if len(best["rows_of_columns"]) > 1:
-        rows = ", ".join(f"{name} {of}" for name, of in best["rows_of_columns"].items())
+        rows = ", ".join(f"{name} {count}" for name, count in best["rows_of_columns"].items())
         notes.append(f"The capacity of each column's table: {rows}")
     if 2 * best["auc_error"] > margin:
         notes.append(

@@ -14,7 +14,7 @@ from torch_dynemb.optim import Ftrl
 from torch_dynemb.plan.lines import Lines
 from torch_dynemb.plan.replay.grammar import PolicyText
 from torch_dynemb.plan.replay.sampling import GROUPS, group_of
-from torch_dynemb.policy.policy import Policy
+from torch_dynemb.policy import Policy
 from torch_dynemb.table import TableConfig, TableGroup
 
 _FTRL = Ftrl(lr=0.3, beta=1.0, l2=1.0, initial_accumulator_value=0.0)  # McMahan et al. 2013
@@ -35,7 +35,7 @@ class Step(NamedTuple):
     now: int | None
 
 
-def step_of(lines: Lines, label: str | None, time: str | None) -> Step:
+def batch_of_lines(lines: Lines, label: str | None, time: str | None) -> Step:
     """Return the input of a step.
 
     Args:
@@ -45,16 +45,16 @@ def step_of(lines: Lines, label: str | None, time: str | None) -> Step:
     """
     columns = list(lines.columns.values())
     keys = [str(number) for number in range(len(columns))]
-    values = [of.ids for of in columns]
+    values = [column.ids for column in columns]
     now = None if time is None else int(lines.values[time][-1])
     if label is None:
-        ends = torch.tensor([0, *(of.numel() for of in values)], device="cpu").cumsum(0)
+        ends = torch.tensor([0, *(column.numel() for column in values)], device="cpu").cumsum(0)
         return Step(KeyedJagged(keys, torch.cat(values), ends), None, now)
     every_line = torch.arange(lines.count, device="cpu")
     offsets, done = [], 0
-    for of in columns:
-        offsets.append(torch.searchsorted(of.lines, every_line) + done)
-        done += of.ids.numel()
+    for column in columns:
+        offsets.append(torch.searchsorted(column.lines, every_line) + done)
+        done += column.ids.numel()
     offsets += [every_line + done, torch.tensor([done + lines.count], device="cpu")]
     ids = torch.cat([*values, torch.zeros(lines.count, dtype=torch.int64, device="cpu")])
     labels = lines.values[label].float()
@@ -153,9 +153,9 @@ class Run:
                 self._misses[column, 0] = now - before
         return Used(
             self._misses,
-            [of.size for of in stats],
-            [of.evicted for of in stats],
-            [of.counted for of in stats],
+            [table.size for table in stats],
+            [table.evicted for table in stats],
+            [table.counted for table in stats],
         )
 
     def _missed(self) -> list[int]:
@@ -189,4 +189,4 @@ def policies_of(
     return [text.policy(max(1, round(rows[name] * rate)), steps) for name, rate in rates.items()]
 
 
-__all__ = ["Run", "Step", "Used", "policies_of", "step_of"]
+__all__ = ["Run", "Step", "Used", "batch_of_lines", "policies_of"]

@@ -4,7 +4,6 @@ from torch_dynemb.recis.embedding.dynamic_embedding import DynamicEmbedding
 from torch_dynemb.recis.embedding.embedding_engine import EmbeddingEngine
 from torch_dynemb.recis.embedding.frozen import FrozenDynamicEmbedding, FrozenEmbeddingEngine
 from torch_dynemb.recis.embedding.options import EmbeddingOption
-from torch_dynemb.recis.embedding.prepared import PreparedLookup
 
 __all__ = [
     "DynamicEmbedding",
@@ -12,5 +11,4 @@ __all__ = [
     "EmbeddingOption",
     "FrozenDynamicEmbedding",
     "FrozenEmbeddingEngine",
-    "PreparedLookup",
 ]

@@ -75,7 +75,7 @@ def bags_of(owner: str, ids: Ids, weights: Tensor | None, *, use_weight: bool) -
     return Bags(flat, offsets, _weights(owner, flat, weights, ids.shape, use_weight), shape, None)
 
 
-def scores_of(owner: str, given: Ids, bags: Bags, *, decays: bool) -> Tensor:
+def custom_scores_of(owner: str, given: Ids, bags: Bags, *, decays: bool) -> Tensor:
     """Return the custom scores of the ids of bags, int64 or float64 [n].
 
     Args:
@@ -133,11 +133,11 @@ def _ragged_bags(
     values, (*outer, inner) = ragged.values(), ragged.offsets()
     if values.dim() != 1:
         raise ValueError(f"{owner} has values of shape {tuple(values.shape)}, expected (N,)")
-    own = ragged.weight()
-    if weights is not None and own is not None:
+    weight = ragged.weight()
+    if weights is not None and weight is not None:
         raise ValueError(f"{owner} has weights, but others are given, too: leave one of them out")
     ids = flat_ids(owner, values)
-    chosen = _weights(owner, ids, own if weights is None else weights, values.shape, use_weight)
+    chosen = _weights(owner, ids, weight if weights is None else weights, values.shape, use_weight)
     offsets = inner.contiguous()
     if offsets.dtype != torch.int64:
         offsets = offsets.to(torch.int64)
@@ -151,4 +151,4 @@ def _ragged_bags(
     return Bags(ids, offsets, chosen, shape, places)
 
 
-__all__ = ["Bags", "Ids", "bags_of", "scores_of"]
+__all__ = ["Bags", "Ids", "bags_of", "custom_scores_of"]

@@ -16,7 +16,7 @@ from torch_dynemb.distributed.ranks import process_group_of, rank_group
 from torch_dynemb.recis.embedding.feature_lookups import FeatureLookup, FeatureLookups
 from torch_dynemb.recis.embedding.joint_lookup import Runtime
 from torch_dynemb.recis.embedding.options import EmbeddingOption
-from torch_dynemb.recis.embedding.physical_table import hash_table_of, table_name
+from torch_dynemb.recis.embedding.physical_table import hash_table_of, physical_name
 from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
 
 
@@ -87,9 +87,9 @@ class EmbeddingEngine(FeatureLookups):
                     f"EmbeddingEngine: option {name!r} has children {option.children}, expected "
                     "none: the engine groups options that agree"
                 )
-            own = option.pg if pg is None else pg
-            ranks = rank_group(own)
-            table = table_name(option, ranks)
+            process_group = option.pg if pg is None else pg
+            ranks = rank_group(process_group)
+            table = physical_name(option, ranks)
             other, owner = owners.setdefault(option.shared_name, (name, table))
             if owner != table:
                 raise ValueError(
@@ -99,8 +99,10 @@ class EmbeddingEngine(FeatureLookups):
                     f"{name!r} another shared_name"
                 )
             by_table.setdefault(table, {})[name] = option
-            process_groups[table] = own
-        self._ranks = {table: rank_group(own) for table, own in process_groups.items()}
+            process_groups[table] = process_group
+        self._ranks = {
+            table: rank_group(process_group) for table, process_group in process_groups.items()
+        }
         self._features: dict[str, FeatureLookup] = {}
         self.tables = nn.ModuleDict()
         for table, options in by_table.items():
@@ -192,7 +194,7 @@ def _check_ranks_agree(
 ) -> None:
     """Raise ValueError unless the ranks of each group have the same features in the same order."""
     by_ranks: dict[str, list[str]] = {}
-    shared = {name: rank_group(of.pg if pg is None else pg) for name, of in options.items()}
+    shared = {name: rank_group(option.pg if pg is None else pg) for name, option in options.items()}
     for name, ranks in shared.items():
         if ranks is not None:
             by_ranks.setdefault(ranks.name, []).append(name)

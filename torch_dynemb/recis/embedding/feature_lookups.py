@@ -10,7 +10,7 @@ from torch import nn
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.ranks import RankGroup
-from torch_dynemb.recis.embedding.bags import bags_of, scores_of
+from torch_dynemb.recis.embedding.bags import bags_of, custom_scores_of
 from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Request, Runtime, fail_lookup
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.embedding.prepared import PreparedLookup
@@ -58,8 +58,11 @@ class FeatureLookups(nn.Module):
                 fail_lookup(self._table(table), self._ranks[table], error)
             raise
         lookups = [
-            (names, JointLookup(self._table(key[0]), self._runtimes[key], of, self._ranks[key[0]]))
-            for (key, names), of in zip(self._lookups.items(), requests, strict=True)
+            (
+                names,
+                JointLookup(self._table(key[0]), self._runtimes[key], request, self._ranks[key[0]]),
+            )
+            for (key, names), request in zip(self._lookups.items(), requests, strict=True)
         ]
         passed = {k: v for k, v in input_features.items() if k not in self._features}
         return PreparedLookup(lookups, passed)
@@ -77,7 +80,7 @@ class FeatureLookups(nn.Module):
                 "of ids by feature name"
             )
         learns = self.training and torch.is_grad_enabled()
-        sources = [of.option.score_from for of in self._features.values() if learns]
+        sources = [feature.option.score_from for feature in self._features.values() if learns]
         needed = dict.fromkeys([*self._features, *(name for name in sources if name is not None)])
         missing = [name for name in needed if name not in input_features]
         if missing:
@@ -99,7 +102,7 @@ class FeatureLookups(nn.Module):
                 scores = None
                 if option.score_from is not None and learns and isinstance(hash_table, HashTable):
                     policy = hash_table.group.config.tables[child].policy
-                    scores = scores_of(
+                    scores = custom_scores_of(
                         f"EmbeddingEngine: feature {option.score_from!r}",
                         input_features[option.score_from],
                         bags,

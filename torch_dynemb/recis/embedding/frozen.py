@@ -113,11 +113,13 @@ class FrozenEmbeddingEngine(ReadOnly, FeatureLookups):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenEmbeddingEngine:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._runtimes = {key: _converted(of, fn) for key, of in self._runtimes.items()}
+        self._runtimes = {key: _converted(runtime, fn) for key, runtime in self._runtimes.items()}
         return self
 
 
-def frozen_embedding(source: DynamicEmbedding, choices: Choices) -> FrozenDynamicEmbedding | None:
+def frozen_dynamic_embedding(
+    source: DynamicEmbedding, choices: Choices
+) -> FrozenDynamicEmbedding | None:
     hashtable = frozen_hash_table(source.hashtable, choices)
     return None if hashtable is None else FrozenDynamicEmbedding(source, hashtable)
 

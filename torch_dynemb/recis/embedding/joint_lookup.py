@@ -14,13 +14,13 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch_dynemb import ops
 from torch_dynemb.distributed.ranks import RankGroup
 from torch_dynemb.nn.id_exchange import Arrived, IdExchange, fail_exchange
+from torch_dynemb.ops import LookupBatch
 from torch_dynemb.ops.columns import Pooling
-from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.recis.embedding.bags import Bags
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.tables.frozen_table import FrozenHashTable
 from torch_dynemb.recis.tables.hash_table import HashTable
-from torch_dynemb.recis.tables.packed_rows import unpack_rows
+from torch_dynemb.recis.tables.packed_rows import unpack_int8
 
 _IDS_OF_CALL = 1 << 18
 _POOLING = {"sum": Pooling.SUM, "mean": Pooling.MEAN, "tile": Pooling.NONE}
@@ -220,7 +220,7 @@ class JointLookup:
             )
             positions = torch.arange(ids.shape[0], device=ids.device)
         if table.packed:
-            rows = unpack_rows(rows, table.embedding_dim, torch.float32)
+            rows = unpack_int8(rows, table.embedding_dim, torch.float32)
         return rows, positions.split(sizes)
 
     def _combined(self, part: list[int], rows: Tensor, positions: Tensor) -> Sequence[Tensor]:

@@ -14,7 +14,7 @@ from torch_dynemb.argument_checks import described, flag, integer, text
 from torch_dynemb.distributed.agreement import Described, Option, comparable
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.ops.columns import MAX_ROWS
-from torch_dynemb.policy.policy import Policy
+from torch_dynemb.policy import Policy
 from torch_dynemb.recis.tables.arguments import GRAD_REDUCTIONS, check_storage_on
 from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook
 from torch_dynemb.storage.device import device_of
@@ -235,7 +235,7 @@ class EmbeddingOption:
         Args:
             feature: name of the feature in errors.
         """
-        entries = {of.name: getattr(self, of.name) for of in fields(self)}
+        entries = {field.name: getattr(self, field.name) for field in fields(self)}
         for name in _NOT_ALIKE:
             del entries[name]
         assert isinstance(self.device, torch.device)

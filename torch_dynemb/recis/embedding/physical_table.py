@@ -110,7 +110,7 @@ def hash_table_of(
     return table
 
 
-def table_name(option: EmbeddingOption, ranks: RankGroup | None) -> str:
+def physical_name(option: EmbeddingOption, ranks: RankGroup | None) -> str:
     """Name the physical table of options that agree; the name is the same in every run."""
     shared = "" if ranks is None else f" over {ranks.name}"
     digest = hashlib.sha256((option.coalesced_info() + shared).encode()).hexdigest()[:8]
@@ -118,4 +118,4 @@ def table_name(option: EmbeddingOption, ranks: RankGroup | None) -> str:
     return f"dim{option.embedding_dim}_{dtype}_{digest}"
 
 
-__all__ = ["hash_table_of", "table_name"]
+__all__ = ["hash_table_of", "physical_name"]

@@ -18,7 +18,7 @@ from torch_dynemb.recis.feature_ops.values import (
     INTEGERS,
     Value,
     check_dtype,
-    values_of,
+    flat_values,
     with_values,
 )
 
@@ -82,7 +82,7 @@ class Bucketize(FeatureOp):
 
     @classmethod
     def run(cls, ops_: Sequence[Bucketize], inputs: Sequence[Value]) -> list[Value]:
-        values = [values_of(value) for value in inputs]
+        values = [flat_values(value) for value in inputs]
         bounds = [
             getattr(op, cls._buffer(value.dtype)).to(value.device)
             for op, value in zip(ops_, values, strict=True)

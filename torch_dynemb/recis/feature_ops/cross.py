@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
-from torch_dynemb.recis.feature_ops.values import INTEGERS, Value, check_dtype, values_of
+from torch_dynemb.recis.feature_ops.values import INTEGERS, Value, check_dtype, flat_values
 from torch_dynemb.recis.ragged.offsets import as_int64
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
@@ -47,7 +47,7 @@ class FeatureCross(FeatureOp):
         """Return ids, innermost offsets, weights, and the other offsets."""
         if isinstance(field, RaggedTensor):
             *outer, inner = field.offsets()
-            return values_of(field).to(torch.int64), as_int64(inner), field.weight(), outer
+            return flat_values(field).to(torch.int64), as_int64(inner), field.weight(), outer
         offsets = torch.arange(field.shape[0] + 1, device=field.device) * field.shape[1]
         return field.to(torch.int64).flatten(), offsets, None, []
 

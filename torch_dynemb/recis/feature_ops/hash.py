@@ -16,7 +16,7 @@ from torch_dynemb.recis.feature_ops.values import (
     INTEGERS,
     Value,
     check_dtype,
-    values_of,
+    flat_values,
     with_values,
 )
 from torch_dynemb.recis.ragged.offsets import as_int64
@@ -72,7 +72,7 @@ class IDMultiHash(FeatureOp):
     @classmethod
     def run(cls, ops_: Sequence[IDMultiHash], inputs: Sequence[Value]) -> list[dict[str, Value]]:
         hashes = ops.multi_hash(
-            [values_of(value).to(torch.int64) for value in inputs],
+            [flat_values(value).to(torch.int64) for value in inputs],
             [op.multipliers for op in ops_],
             [op.primes for op in ops_],
             [op.num_buckets for op in ops_],
@@ -125,7 +125,7 @@ class Hash(FeatureOp):
         for hash_type, hashed in (("farm", ops.farmhash), ("murmur", ops.murmurhash64a)):
             numbers = [i for i, op in enumerate(ops_) if op.hash_type == hash_type]
             hashes = hashed(
-                [values_of(inputs[i]) for i in numbers],
+                [flat_values(inputs[i]) for i in numbers],
                 [as_int64(inputs[i].offsets()[-1]) for i in numbers],
             )
             for i, values in zip(numbers, hashes, strict=True):

@@ -14,7 +14,7 @@ from torch_dynemb.recis.feature_ops.values import (
     INTEGERS,
     Value,
     check_dtype,
-    values_of,
+    flat_values,
     with_values,
 )
 
@@ -42,7 +42,7 @@ class Mod(FeatureOp):
 
     @classmethod
     def run(cls, ops_: Sequence[Mod], inputs: Sequence[Value]) -> list[Value]:
-        ids = [values_of(value).to(torch.int64) for value in inputs]
+        ids = [flat_values(value).to(torch.int64) for value in inputs]
         results = ops.mod(ids, [op.mod_value for op in ops_])
         return [with_values(v, result) for v, result in zip(inputs, results, strict=True)]
 

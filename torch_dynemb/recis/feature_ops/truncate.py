@@ -17,7 +17,7 @@ from torch_dynemb.recis.feature_ops.values import (
     check_dtype,
     check_optional_dtype,
     check_value,
-    values_of,
+    flat_values,
 )
 from torch_dynemb.recis.ragged.offsets import as_int64
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
@@ -115,7 +115,7 @@ class SequenceTruncate(FeatureOp):
     @staticmethod
     def _cut_2d(ops_: Sequence[SequenceTruncate], given: Sequence[Any]) -> list[RaggedTensor]:
         cut = ops.ragged_cutoff_2d(
-            [values_of(value) for value in given],
+            [flat_values(value) for value in given],
             [as_int64(value.offsets()[0]) for value in given],
             [op.seq_len for op in ops_],
             weights=[value.weight() for value in given],
@@ -129,7 +129,7 @@ class SequenceTruncate(FeatureOp):
     @staticmethod
     def _cut_3d(ops_: Sequence[SequenceTruncate], given: Sequence[Any]) -> list[RaggedTensor]:
         cut = ops.ragged_cutoff_3d(
-            [values_of(value) for value in given],
+            [flat_values(value) for value in given],
             [as_int64(value.offsets()[0]) for value in given],
             [as_int64(value.offsets()[1]) for value in given],
             [op.seq_len for op in ops_],

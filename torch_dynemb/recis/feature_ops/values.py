@@ -37,7 +37,7 @@ def check_optional_dtype(owner: str, dtype: object) -> None:
         raise TypeError(f"{owner}: dtype is {described(dtype)}, expected a torch.dtype or None")
 
 
-def values_of(value: Value) -> Tensor:
+def flat_values(value: Value) -> Tensor:
     """Return all values, contiguous."""
     values = value.values() if isinstance(value, RaggedTensor) else value
     return values.contiguous()
@@ -56,6 +56,6 @@ __all__ = [
     "check_dtype",
     "check_optional_dtype",
     "check_value",
-    "values_of",
+    "flat_values",
     "with_values",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import described, integer, tensor
 from torch_dynemb.ops.columns import Pooling
-from torch_dynemb.recis.arguments import flags, index_tensor, numbers, tensors
+from torch_dynemb.recis.arguments import bools, index_tensor, numbers, tensors
 from torch_dynemb.recis.functional.ragged_ops import tiled
 
 _POOLINGS = {"sum": Pooling.SUM, "mean": Pooling.MEAN}
@@ -250,7 +250,7 @@ def _tile_arguments(owner: str, given: object) -> _TileArguments:
     if "left_pad" in given:
         where = f"{owner}: combiner_kwargs['left_pad']"
         of_features = [side.reshape(-1) for side in tensors(where, given["left_pad"])]
-        left = [side for of_one in of_features for side in flags(where, of_one)]
+        left = [side for of_one in of_features for side in bools(where, of_one)]
     return _TileArguments(bags, lengths, left)
 
 

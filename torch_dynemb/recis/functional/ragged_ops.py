@@ -12,8 +12,8 @@ from torch_dynemb import ops
 from torch_dynemb.argument_checks import described, flag, number
 from torch_dynemb.argument_checks import tensor as checked_tensor
 from torch_dynemb.recis.arguments import (
+    bools,
     entries,
-    flags,
     index_tensor,
     index_tensors,
     numbers,
@@ -117,7 +117,7 @@ def fused_ragged_cutoff_2D(  # noqa: N802 - RecIS's name
         tensors(f"{owner}: values", values),
         index_tensors(f"{owner}: offsets", offsets),
         keep,
-        drop_left=flags(f"{owner}: drop_sides", drop_sides),
+        drop_left=bools(f"{owner}: drop_sides", drop_sides),
     )
     excess = [
         (of_feature.diff() - length).int() for of_feature, length in zip(offsets, keep, strict=True)
@@ -169,8 +169,8 @@ def fused_ragged_cutoff_3D(  # noqa: N802 - RecIS's name
         [index_tensor(owner, outer) for outer, _ in pairs_given],
         [index_tensor(owner, inner) for _, inner in pairs_given],
         numbers(f"{owner}: keep_lengths", keep_lengths),
-        drop_left=None if drop_sides is None else flags(f"{owner}: drop_sides", drop_sides),
-        pad_left=None if pad_sides is None else flags(f"{owner}: pad_sides", pad_sides),
+        drop_left=None if drop_sides is None else bools(f"{owner}: drop_sides", drop_sides),
+        pad_left=None if pad_sides is None else bools(f"{owner}: pad_sides", pad_sides),
     )
     pairs = zip(cut.outer_offsets, cut.inner_offsets, offsets, strict=True)
     return cut.values, [[a.to(given[0].dtype), b.to(given[1].dtype)] for a, b, given in pairs]
@@ -252,7 +252,7 @@ def ragged_tile(
         index_tensor(f"{owner}: indices", indices),
         index_tensor(f"{owner}: offset", offset),
         checked_tensor(f"{owner}: table", table),
-        [False] * len(bags) if left_pad is None else flags(f"{owner}: left_pad", left_pad),
+        [False] * len(bags) if left_pad is None else bools(f"{owner}: left_pad", left_pad),
         None,
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 _INDEX_DTYPES = (torch.int64, torch.int32)
 
 
-def check_parts(
+def check_ragged(
     values: Tensor,
     offsets: Sequence[Tensor],
     weight: Tensor | None,
@@ -114,4 +114,4 @@ def _check_numbers(name: str, offsets: Tensor, end: int, what: str) -> None:
         )
 
 
-__all__ = ["check_parts"]
+__all__ = ["check_ragged"]

@@ -78,7 +78,9 @@ def keyed_jagged(
     """
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    rows = {name: of.shape[0] for name, of in zip(names, lengths, strict=True)}
+    rows = {
+        name: feature_lengths.shape[0] for name, feature_lengths in zip(names, lengths, strict=True)
+    }
     given = [weight for weight in weights if weight is not None]
     if len(set(rows.values())) > 1:
         raise ValueError(f"to_keyed_jagged: features have {rows} rows, expected equal numbers")

@@ -33,7 +33,7 @@ def padded_sizes(lengths: int | Sequence[int] | None, longest: Sequence[int]) ->
     return sizes
 
 
-def check_room(
+def check_padded_size(
     lengths: int | Sequence[int] | None,
     rows: int,
     total: int,
@@ -61,4 +61,4 @@ def check_room(
         )
 
 
-__all__ = ["check_room", "padded_sizes"]
+__all__ = ["check_padded_size", "padded_sizes"]

@@ -42,7 +42,7 @@ def _from_dumpable(context: Any) -> _Context:
     return depth, None if dense_shape is None else tuple(dense_shape), padded, side
 
 
-def register() -> None:
+def register_ragged_tensor() -> None:
     """Register RaggedTensor with torch, once in a process."""
     pytree.register_pytree_node(
         RaggedTensor,
@@ -57,4 +57,4 @@ def register() -> None:
     torch.serialization.add_safe_globals([RaggedTensor])
 
 
-__all__ = ["register"]
+__all__ = ["register_ragged_tensor"]

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import described
-from torch_dynemb.recis.ragged.checks import check_parts, remedy
+from torch_dynemb.recis.ragged.checks import check_ragged, remedy
 from torch_dynemb.recis.ragged.offsets import as_int64
 from torch_dynemb.recis.ragged.other_forms import keyed_jagged, parts_of_nested, parts_of_sparse
-from torch_dynemb.recis.ragged.padding import check_room, padded_sizes
+from torch_dynemb.recis.ragged.padding import check_padded_size, padded_sizes
 from torch_dynemb.recis.ragged.places import Side, dense_places
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class RaggedTensor:
         self._dense_shape = None if dense_shape is None else tuple(dense_shape)
         self._unpadded: list[Tensor] | None = None
         self._pad_side: Side = "right"
-        check_parts(values, self._offsets, weight, self._dense_shape)
+        check_ragged(values, self._offsets, weight, self._dense_shape)
 
     @classmethod
     def _of_parts(
@@ -382,7 +382,7 @@ class RaggedTensor:
             raise ValueError(f"pad: side is {side!r}, expected 'left' or 'right'")
         sizes = padded_sizes(lengths, self.real_shape(1))
         total = len(self) * math.prod(sizes)
-        check_room(lengths, len(self), total, self._values, self._weight)
+        check_padded_size(lengths, len(self), total, self._values, self._weight)
         places = dense_places(self._offsets, sizes, side)
         values = self._values.new_full((total,), value).index_put((places,), self._values)
         weight = self._weight

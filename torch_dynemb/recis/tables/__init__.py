@@ -1,6 +1,5 @@
 """Hash tables: rows by id, their optimizer state, admission of ids and removal of rows."""
 
-from torch_dynemb.recis.tables.children import ChildrenInfo, IdsMap
 from torch_dynemb.recis.tables.frozen_table import FrozenHashTable
 from torch_dynemb.recis.tables.hash_table import HashTable
 from torch_dynemb.recis.tables.hooks import (
@@ -20,11 +19,9 @@ from torch_dynemb.recis.tables.sparse_parts import (
 __all__ = [
     "READ_ONLY",
     "AdmitHook",
-    "ChildrenInfo",
     "FilterHook",
     "FrozenHashTable",
     "HashTable",
-    "IdsMap",
     "RowFilter",
     "Slot",
     "SlotGroup",

@@ -8,16 +8,16 @@ import torch
 
 from torch_dynemb.argument_checks import described, integers, text
 from torch_dynemb.initializers import Initializer
+from torch_dynemb.policy import Custom, Policy
 from torch_dynemb.policy.admission import AdmissionRule
-from torch_dynemb.policy.custom import Custom
-from torch_dynemb.policy.policy import Policy, Score
+from torch_dynemb.policy.policy import Score
 from torch_dynemb.recis.initializers import initializer_of
 from torch_dynemb.recis.slices import Slice
 from torch_dynemb.recis.tables.hooks import FilterHook
 from torch_dynemb.recis.tables.packed_rows import packed_columns
 from torch_dynemb.storage.device import device_of
 from torch_dynemb.storage.tiers import Storage, check_storage, needs_device_cache
-from torch_dynemb.table.config import TableConfig
+from torch_dynemb.table import TableConfig
 
 GRAD_REDUCTIONS = ("worker", "id")
 
@@ -52,10 +52,10 @@ def child_names(name: str, children: Sequence[str] | None, *, coalesced: bool) -
     return names
 
 
-def check_kinds(own: object, filter_hook: object, admissions: object) -> None:
+def check_hash_table(table_slice: object, filter_hook: object, admissions: object) -> None:
     """Raise TypeError unless a table's slice, filter_hook and admissions have their types."""
     for argument, value, kind in (
-        ("slice", own, Slice),
+        ("slice", table_slice, Slice),
         ("filter_hook", filter_hook, FilterHook),
         ("admissions", admissions, Mapping),
     ):
@@ -122,7 +122,7 @@ def table_configs(
 __all__ = [
     "GRAD_REDUCTIONS",
     "check_grad_reduction",
-    "check_kinds",
+    "check_hash_table",
     "check_storage_on",
     "child_names",
     "one_dimension",

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.nn.inputs import flat_ids
-from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.ops import LookupBatch
 from torch_dynemb.recis.tables.hash_table import HashTable
-from torch_dynemb.recis.tables.packed_rows import unpack_rows
+from torch_dynemb.recis.tables.packed_rows import unpack_int8
 from torch_dynemb.serving import Choices, FrozenModule
 from torch_dynemb.serving.gathering import whole_group
-from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table import TableGroup
 
 
 class FrozenHashTable(FrozenModule):
@@ -63,7 +63,7 @@ class FrozenHashTable(FrozenModule):
         one_bag = self.frozen_tables.one_bag
         rows = self.lookup(LookupBatch.of_rows(flat, one_bag, [number], self.columns))
         if self.packed:
-            rows = unpack_rows(rows, self.embedding_dim, torch.float32)
+            rows = unpack_int8(rows, self.embedding_dim, torch.float32)
         return rows.to(self.output_dtype).reshape(*ids.shape, self.embedding_dim)
 
     def lookup(self, batch: LookupBatch) -> Tensor:

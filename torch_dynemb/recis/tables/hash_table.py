@@ -15,7 +15,7 @@ from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.nn.inputs import flat_ids
 from torch_dynemb.nn.optimized_later import OptimizedLater
 from torch_dynemb.nn.rank_states import place_in_world
-from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.ops import LookupBatch
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.admission import AdmissionRule
 from torch_dynemb.process.interrupts import defer_signals
@@ -23,7 +23,7 @@ from torch_dynemb.recis.initializers import seed_of
 from torch_dynemb.recis.slices import Slice, gen_slice
 from torch_dynemb.recis.tables.arguments import (
     check_grad_reduction,
-    check_kinds,
+    check_hash_table,
     check_storage_on,
     child_names,
     one_dimension,
@@ -31,13 +31,13 @@ from torch_dynemb.recis.tables.arguments import (
 )
 from torch_dynemb.recis.tables.children import ChildrenInfo, IdsMap
 from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook, RowFilter
-from torch_dynemb.recis.tables.packed_rows import pack_rows, unpack_rows
+from torch_dynemb.recis.tables.packed_rows import pack_rows, unpack_int8
 from torch_dynemb.recis.tables.shard import check_in_slice
 from torch_dynemb.recis.tables.slots import EMBEDDING, SlotGroup, slot_group
 from torch_dynemb.storage.tiers import Storage
+from torch_dynemb.table import TableGroup
 from torch_dynemb.table import lookup as table_lookup
 from torch_dynemb.table.content import read_content
-from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.pending_gradients import TableGradients, add_pending, read_pending
 from torch_dynemb.table.row_access import handle_rows
 from torch_dynemb.table.row_batch import RowBatch
@@ -105,7 +105,7 @@ class HashTable(OptimizedLater):
         dim = one_dimension(embedding_shape)
         names = child_names(name, children, coalesced=coalesced)
         block_size = integer("HashTable: block_size", block_size, least=0)
-        check_kinds(slice, filter_hook, admissions)
+        check_hash_table(slice, filter_hook, admissions)
         check_grad_reduction(grad_reduce_by)
         packed = dtype == torch.int8
         row_filter = None if filter_hook is None else filter_hook.make()
@@ -192,7 +192,7 @@ class HashTable(OptimizedLater):
         batch = self._rows_of(flat_ids("HashTable", ids), child)
         rows = self.lookup(batch, reads_only=self._reads_only(admit_hook))
         if self.packed:
-            rows = unpack_rows(rows, self.embedding_dim, torch.float32)
+            rows = unpack_int8(rows, self.embedding_dim, torch.float32)
         return rows.reshape(*ids.shape, self.embedding_dim)
 
     @property
@@ -311,7 +311,7 @@ class HashTable(OptimizedLater):
 
     def _float_rows(self, rows: Tensor) -> Tensor:
         if self.packed:
-            return unpack_rows(rows, self.embedding_dim, torch.float32)
+            return unpack_int8(rows, self.embedding_dim, torch.float32)
         return rows.to(torch.float32)
 
     def ids(self, child: str | None = None) -> Tensor:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch_dynemb.argument_checks import described, integer, text
-from torch_dynemb.policy.admission import AdmissionRule, AdmitByChance, AdmitFrequent
-from torch_dynemb.policy.custom import Custom
+from torch_dynemb.policy import AdmitByChance, AdmitFrequent, Custom
+from torch_dynemb.policy.admission import AdmissionRule
 from torch_dynemb.policy.policy import Score
-from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table import TableGroup
 
 
 @dataclass(frozen=True)

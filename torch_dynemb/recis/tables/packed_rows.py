@@ -25,10 +25,10 @@ def pack_rows(rows: Tensor) -> Tensor:
     return torch.cat([codes.contiguous().view(torch.float32), scale], 1)
 
 
-def unpack_rows(packed: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+def unpack_int8(packed: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Unpack the result of :func:`pack_rows` to [..., dim] of ``dtype``; packed zeros are zeros."""
     codes = packed[..., :-1].contiguous().view(torch.int8)[..., :dim]
     return (codes.to(torch.float32) * packed[..., -1:]).to(dtype)
 
 
-__all__ = ["pack_rows", "packed_columns", "unpack_rows"]
+__all__ = ["pack_rows", "packed_columns", "unpack_int8"]

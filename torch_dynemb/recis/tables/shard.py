@@ -8,19 +8,19 @@ from torch_dynemb import ops
 from torch_dynemb.recis.slices import Slice
 
 
-def check_in_slice(owner: str, own: Slice, ids: Tensor) -> None:
+def check_in_slice(owner: str, table_slice: Slice, ids: Tensor) -> None:
     """Raise ValueError if an id belongs to another slice; a check synchronizes a GPU.
 
     A slice with all ids needs no check.
 
     Args:
         owner: prefix of error messages.
-        own: slots of the table.
+        table_slice: slots of the table.
         ids: int64 [n].
     """
-    if own.whole:
+    if table_slice.whole:
         return
-    begin, end, size = own
+    begin, end, size = table_slice
     slots = ops.id_owners(ids, parts=size, slots=size)
     others = ids[(slots < begin) | (slots >= end)]
     if others.numel() > 0:

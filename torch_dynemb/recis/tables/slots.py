@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.ops.row_copies import copied_rows
 from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
-from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table import TableGroup
 
 EMBEDDING = "embedding"
 # RecIS's prefixes of the names of optimizer state

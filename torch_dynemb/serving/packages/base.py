@@ -18,7 +18,7 @@ class PackageBase(NamedTuple):
     Attributes:
         uuid: of the checkpoint that its log begins with.
         sequence: number of the commit that the package's rows have; None: those of the checkpoint.
-        chain: of the batch of this commit, see :class:`torch_dynemb.checkpoint.LogPosition`.
+        chain: of the batch of this commit, see ``LogPosition``.
         rank: of the trainer that has written this batch.
         tables: name of each table of the package in the log.
     """
@@ -70,7 +70,7 @@ def position_of(base: str | PathLike[str] | LogPosition) -> LogPosition:
         return LogPosition(saved.uuid, None, 0, 0, dims)
 
 
-def base_of(position: LogPosition, tables: Iterable[ExportedTable]) -> PackageBase:
+def base_at(position: LogPosition, tables: Iterable[ExportedTable]) -> PackageBase:
     """Return the base to write into the manifest.
 
     Args:
@@ -102,4 +102,4 @@ def _name_in(known: Mapping[str, int], table: ExportedTable) -> str:
     )
 
 
-__all__ = ["ExportedTable", "PackageBase", "base_of", "position_of"]
+__all__ = ["ExportedTable", "PackageBase", "base_at", "position_of"]

@@ -33,7 +33,7 @@ from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.live_models import live, live_tables
 from torch_dynemb.serving.missing import CountsMissing
-from torch_dynemb.serving.packages.base import ExportedTable, base_of, position_of
+from torch_dynemb.serving.packages.base import ExportedTable, base_at, position_of
 from torch_dynemb.serving.packages.code_file import sums_of_file
 from torch_dynemb.serving.packages.dim_names import dim_names
 from torch_dynemb.serving.packages.inputs import inputs_of, outputs_of
@@ -143,7 +143,7 @@ def export(
     flag("serving.export: missing", missing)
     position = None if base is None else position_of(base)
     frozen = _served_form(model, rows, headroom, keep)
-    package_base = None if position is None else base_of(position, _live_exports(frozen))
+    package_base = None if position is None else base_at(position, _live_exports(frozen))
     if missing and not isinstance(frozen, CountsMissing):
         frozen = CountsMissing(frozen)
     device = _device_of(frozen)

@@ -153,7 +153,7 @@ def _size_of(
     )
 
 
-def tensors_of(
+def input_tensors(
     expected: Sequence[Input], leaves: Sequence[Any], device: torch.device
 ) -> list[Tensor]:
     """Return the tensors among leaves, checked and contiguous.
@@ -207,7 +207,7 @@ def tensors_of(
 
 
 class InputChecks:
-    """Input checks, run after run: :func:`tensors_of`, but briefer for shapes of the last run.
+    """Input checks, run after run: :func:`input_tensors`, but briefer for shapes of the last run.
 
     All checks take longer than a lookup of few ids.
 
@@ -222,10 +222,10 @@ class InputChecks:
         self._accepted: list[torch.Size] = []  # replaced as a whole: threads share it
 
     def tensors(self, leaves: Sequence[Any]) -> list[Tensor]:
-        """Return what :func:`tensors_of` returns, or raise what it raises."""
+        """Return what :func:`input_tensors` returns, or raise what it raises."""
         if self._repeats(leaves):
             return list(leaves)
-        tensors = tensors_of(self._expected, leaves, self._device)
+        tensors = input_tensors(self._expected, leaves, self._device)
         self._accepted = [tensor.shape for tensor in tensors]
         return tensors
 
@@ -287,4 +287,4 @@ def _size_text(size: Size | None) -> str:
     return text
 
 
-__all__ = ["Input", "InputChecks", "Size", "inputs_of", "outputs_of", "shape_text", "tensors_of"]
+__all__ = ["Input", "InputChecks", "Size", "input_tensors", "inputs_of", "outputs_of", "shape_text"]

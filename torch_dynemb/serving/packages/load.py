@@ -27,7 +27,7 @@ from torch_dynemb.serving.packages.manifest import (
     DENSE,
     TABLES,
     PackageManifest,
-    read_manifest,
+    read_package_manifest,
 )
 from torch_dynemb.serving.packages.memory import ConstantMemory
 from torch_dynemb.serving.packages.platform import (
@@ -94,7 +94,7 @@ def load(
     """
     folder = checked_path("serving.load", path)
     integer("serving.load: runners", runners, least=1)
-    manifest = read_manifest(folder)
+    manifest = read_package_manifest(folder)
     _check_platform(folder, manifest)
     check_dense("serving.load", dense)
     if follow is not None:

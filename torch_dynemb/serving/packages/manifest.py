@@ -129,7 +129,7 @@ def _input_entry(given: Input) -> dict[str, Any]:
     }
 
 
-def read_manifest(folder: Path) -> PackageManifest:
+def read_package_manifest(folder: Path) -> PackageManifest:
     """Read the manifest of a package.
 
     Raises:
@@ -234,5 +234,5 @@ __all__ = [
     "PackageManifest",
     "ServedTable",
     "manifest_text",
-    "read_manifest",
+    "read_package_manifest",
 ]

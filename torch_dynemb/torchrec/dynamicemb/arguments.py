@@ -91,7 +91,7 @@ class Kept(NamedTuple):
     evicts: bool
 
 
-def scores_of(strategy: object) -> Kept:
+def kept_scores(strategy: object) -> Kept:
     """Return the scores of a strategy, or of a tuple of strategies.
 
     The first strategy of a tuple decides which ids are evicted. TIMESTAMP is an exception, as in
@@ -286,5 +286,5 @@ __all__ = [
     "FrequencyAdmissionStrategy",
     "KVCounter",
     "default_of",
-    "scores_of",
+    "kept_scores",
 ]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import described, integer
+from torch_dynemb.checkpoint import TablePart
 from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.ops.columns import CLOCK_HEAD, Clock
-from torch_dynemb.parts.table_parts import TablePart, end_steps, parts_of
+from torch_dynemb.parts.table_parts import end_steps, parts_of
 from torch_dynemb.torchrec.sharding.evicted_ids import RecordedIds
 
 Thresholds = Mapping[str, Mapping[str, int]]
@@ -168,12 +170,12 @@ def incremental_dump(
 
     rows: Rows = {}
     scores: ScoresByTable = {}
-    told = [of for of_rank in ranks.gather(ranks.run(dumped)) for of in of_rank]
-    for name in sorted({name for name, *_ in told}):
+    parts_of_ranks = [part for parts in ranks.gather(ranks.run(dumped)) for part in parts]
+    for name in sorted({part.name for part in parts_of_ranks}):
         path, table = _place(name)
-        of_table = [of for of in told if of[0] == name]
+        of_table = [part for part in parts_of_ranks if part.name == name]
         rows.setdefault(path, {})[table] = _together(name, of_table)
-        scores.setdefault(path, {})[table] = max(score for *_, score in of_table)
+        scores.setdefault(path, {})[table] = max(part.next_score for part in of_table)
     return rows, scores
 
 
@@ -261,8 +263,14 @@ def _chosen_places(given: object, recorded: set[tuple[str, str]]) -> set[tuple[s
     return chosen
 
 
-# table name, first column, ids, rows, next score
-_Dumped = tuple[str, int, Tensor, Tensor, int]
+class _Dumped(NamedTuple):
+    """Ids and rows of a part of a table, with the threshold of the next dump."""
+
+    name: str
+    first_column: int
+    ids: Tensor
+    rows: Tensor
+    next_score: int
 
 
 def _parts_of(call: str, model: object) -> list[TablePart]:
@@ -326,7 +334,7 @@ def _dump(part: TablePart, threshold: int) -> _Dumped:
     for batch in part.group.export(part.table, since=threshold, score=_compared(part)):
         ids.append(batch.ids.cpu())
         rows.append(batch.rows.cpu())
-    return (
+    return _Dumped(
         part.name,
         part.first_column,
         torch.cat(ids),
@@ -351,14 +359,14 @@ def _next_score(part: TablePart, threshold: int) -> int:
     return threshold
 
 
-def _together(name: str, told: list[_Dumped]) -> tuple[Tensor, Tensor]:
+def _together(name: str, parts: list[_Dumped]) -> tuple[Tensor, Tensor]:
     """Merge the ids and columns of a table from all ranks."""
     found: list[tuple[Tensor, Tensor]] = []
-    for first in sorted({first for _, first, *_ in told}):
-        own = [of for of in told if of[1] == first]
-        ids = torch.cat([of[2] for of in own])
+    for first in sorted({part.first_column for part in parts}):
+        chosen = [part for part in parts if part.first_column == first]
+        ids = torch.cat([part.ids for part in chosen])
         order = ids.argsort()
-        found.append((ids[order], torch.cat([of[3] for of in own])[order]))
+        found.append((ids[order], torch.cat([part.rows for part in chosen])[order]))
     ids = found[0][0]
     if not all(torch.equal(ids, others) for others, _ in found):
         raise ValueError(

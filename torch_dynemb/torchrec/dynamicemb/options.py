@@ -12,8 +12,8 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, data_type_to
 
 from torch_dynemb.distributed.ranks import default_group
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.policy.admission import AdmitFrequent
-from torch_dynemb.policy.policy import Default, Policy
+from torch_dynemb.policy import AdmitFrequent, Policy
+from torch_dynemb.policy.policy import Default
 from torch_dynemb.storage.tiers import HostStore, Storage, check_storage
 from torch_dynemb.table.config import ROW_DTYPES
 from torch_dynemb.torchrec.dynamicemb.arguments import (
@@ -25,7 +25,7 @@ from torch_dynemb.torchrec.dynamicemb.arguments import (
     FrequencyAdmissionStrategy,
     KVCounter,
     default_of,
-    scores_of,
+    kept_scores,
 )
 from torch_dynemb.torchrec.dynamicemb.sizes import (
     BUCKET_CAPACITY,
@@ -252,7 +252,7 @@ class DynamicEmbTableOptions:
         return self._options(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
 
     def _options(self, *, num_embeddings: int, embedding_dim: int) -> TableOptions:
-        kept = scores_of(self.score_strategy)
+        kept = kept_scores(self.score_strategy)
         if ("decayed" in (kept.score or ())) != (self.half_life is not None):
             raise ValueError(
                 f"DynamicEmbTableOptions: half_life is {self.half_life!r} and score_strategy is "

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.saving.dense_state import Piece, dense_source
 from torch_dynemb.distributed.exchange import from_rank
-from torch_dynemb.distributed.together import Ranks as Together
-from torch_dynemb.distributed.together import ranks_of
-from torch_dynemb.nn.module_kinds import Ranks
+from torch_dynemb.distributed.together import Ranks, ranks_of
+from torch_dynemb.nn.module_kinds import RankChoice
 
 
 def static_weights(
@@ -21,7 +20,7 @@ def static_weights(
     *,
     prefix: str,
     process_group: dist.ProcessGroup | None,
-    ranks: Ranks,
+    ranks: RankChoice,
     device: torch.device,
 ) -> dict[str, Tensor] | None:
     """Copy the weights of static tables; all ranks call it, unless ``ranks`` is ``"own"``.
@@ -41,7 +40,7 @@ def static_weights(
         ValueError: ``ranks`` is ``"own"``, and parts of a table lie on other ranks.
     """
     alone = ranks == "own" or process_group is None
-    together = Together(None, 0, 1) if alone else ranks_of(process_group)
+    together = Ranks(None, 0, 1) if alone else ranks_of(process_group)
     gets = ranks == "all" or together.rank == 0
     pieces = dense_source("static tables", module, together.rank).pieces
     weights = {}
@@ -59,7 +58,7 @@ def static_weights(
 
 
 def _gathered(
-    own: list[Piece], together: Together, ranks: Ranks, device: torch.device
+    own: list[Piece], together: Ranks, ranks: RankChoice, device: torch.device
 ) -> Tensor | None:
     """Join the pieces of a tensor from all ranks; None if some are missing or go elsewhere."""
     told = [

@@ -36,14 +36,10 @@ from torch_dynemb.ops.tiers import record_bytes
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.admission import AdmitFrequentSketch
 from torch_dynemb.policy.layout import index_bytes_per_id
-from torch_dynemb.storage.tiers import (
-    LEAST_SPLIT_BYTES,
-    CachedStorage,
-    ExternalStore,
-    HostStore,
-    SSDStore,
-)
+from torch_dynemb.storage.tiers import ExternalStore, HostStore, SSDStore
 from torch_dynemb.storage.tiers import Storage as TierStorage
+from torch_dynemb.storage.tiers.configs import CachedStorage
+from torch_dynemb.storage.tiers.host_store import LEAST_SPLIT_BYTES
 from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of
 from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions, TableParams

@@ -69,7 +69,7 @@ class PeerExchange:
         self.sent_bytes += others * math.prod(like.shape[1:]) * like.element_size()
 
 
-def part_of(count: int, rank: int, ranks: int) -> slice:
+def merged_rows(count: int, rank: int, ranks: int) -> slice:
     """Return the part of ``count`` rows that a rank merges.
 
     Args:
@@ -80,11 +80,11 @@ def part_of(count: int, rank: int, ranks: int) -> slice:
 
 
 def bytes_of_row(like: Sequence[Tensor]) -> int:
-    """Return the bytes of a row that :func:`packed` joins."""
+    """Return the bytes of a row that :func:`joined_bytes` joins."""
     return sum(math.prod(of.shape[1:]) * of.element_size() for of in like)
 
 
-def packed(tensors: Sequence[Tensor]) -> Tensor:
+def joined_bytes(tensors: Sequence[Tensor]) -> Tensor:
     """Join the bytes of tensors row by row, uint8 [n, bytes].
 
     Args:
@@ -99,7 +99,7 @@ def packed(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def unpacked(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Separate what :func:`packed` has joined.
+    """Separate what :func:`joined_bytes` has joined.
 
     Args:
         rows: uint8 [n, bytes].
@@ -115,4 +115,4 @@ def unpacked(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return result
 
 
-__all__ = ["PeerExchange", "bytes_of_row", "packed", "part_of", "unpacked"]
+__all__ = ["PeerExchange", "bytes_of_row", "joined_bytes", "merged_rows", "unpacked"]

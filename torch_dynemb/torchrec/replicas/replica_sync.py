@@ -18,8 +18,8 @@ from torch_dynemb.rows.whole_update import apply_all
 from torch_dynemb.torchrec.replicas.common_base import CommonBase
 from torch_dynemb.torchrec.replicas.peer_exchange import (
     PeerExchange,
-    packed,
-    part_of,
+    joined_bytes,
+    merged_rows,
     unpacked,
 )
 from torch_dynemb.torchrec.replicas.table_merge import LatestClocks, TableMerge
@@ -71,11 +71,11 @@ class ReplicaSync:
         for of in self._shards:
             config = of.group.config
             state = () if config.optimizer is None else config.optimizer.state
-            packed = [tensor.name for tensor in state if tensor.dtype == torch.uint8]
-            if packed:
+            eight_bit = [tensor.name for tensor in state if tensor.dtype == torch.uint8]
+            if eight_bit:
                 raise NotImplementedError(
-                    f"DynamicDMPCollection: tables {config.names} have 8-bit state {packed}, which "
-                    "has no mean over sharding groups: give the optimizer state_dtype=torch."
+                    f"DynamicDMPCollection: tables {config.names} have 8-bit state {eight_bit}, "
+                    "which has no mean over sharding groups: give the optimizer state_dtype=torch."
                     "float32 or torch.bfloat16"
                 )
             tiers = of.group.tables.tiers
@@ -271,7 +271,9 @@ def _merged(
                 partial(of.no_merged, mine.stop - mine.start),
             )
             counts = [part.stop - part.start for part in parts]
-            by_rank = [unpacked(data, values) for data in exchange.to_all(packed(values), counts)]
+            by_rank = [
+                unpacked(data, values) for data in exchange.to_all(joined_bytes(values), counts)
+            ]
             if failures:
                 continue
             for number, whole in enumerate(rows):
@@ -292,7 +294,7 @@ def _merged(
 
 def _parts(block: slice, ranks: int) -> list[slice]:
     """Return the part of a block that each rank merges."""
-    parts = (part_of(block.stop - block.start, rank, ranks) for rank in range(ranks))
+    parts = (merged_rows(block.stop - block.start, rank, ranks) for rank in range(ranks))
     return [slice(block.start + part.start, block.start + part.stop) for part in parts]
 
 

@@ -26,7 +26,7 @@ from torch_dynemb.torchrec.replicas import merged_scores
 from torch_dynemb.torchrec.replicas.capacity import beyond_capacity
 from torch_dynemb.torchrec.replicas.common_base import CommonBase, Touched
 from torch_dynemb.torchrec.replicas.merged_scores import OfGroups
-from torch_dynemb.torchrec.replicas.peer_exchange import bytes_of_row, packed, unpacked
+from torch_dynemb.torchrec.replicas.peer_exchange import bytes_of_row, joined_bytes, unpacked
 
 _HERE = 1  # flags of a record
 _RESTARTED = 2
@@ -117,7 +117,7 @@ class TableMerge:
 
     def records(self, part: slice) -> Tensor:
         """Return this group's values of a part of the united ids, uint8 [m, bytes]."""
-        return packed(self._values(part))
+        return joined_bytes(self._values(part))
 
     def waiting_records(self) -> Tensor:
         """Return this group's counts of the united waiting ids, int64 [k]."""

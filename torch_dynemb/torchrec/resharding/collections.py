@@ -19,7 +19,7 @@ from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.torchrec.planning.plans import ModulePlan
 from torch_dynemb.torchrec.resharding.moves import CollectionMove, ReshardedTable, move_tables
 from torch_dynemb.torchrec.resharding.plan_changes import (
-    check_storage,
+    check_stays_in_memory,
     check_types,
     moved_tables,
     options_to_compare,
@@ -147,7 +147,7 @@ def _prepared(changes: Changes, ranks: Ranks) -> list[_Change]:
             )
             if moved:
                 change = _Change(path, collection, moved, collection.beside(moved))
-                check_storage(moved.keys() | change.beside, collection.plan_of_tables)
+                check_stays_in_memory(moved.keys() | change.beside, collection.plan_of_tables)
                 _check_free(path, collection, moved.keys() | change.beside)
                 result.append(change)
         return result

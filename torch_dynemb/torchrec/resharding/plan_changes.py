@@ -103,7 +103,7 @@ def _check_options(name: str, sharding: ParameterSharding, plan: ModulePlan) -> 
         )
 
 
-def check_storage(tables: Iterable[str], plan: ModulePlan) -> None:
+def check_stays_in_memory(tables: Iterable[str], plan: ModulePlan) -> None:
     """Raise NotImplementedError if rows of tables lie in a store.
 
     Args:
@@ -199,7 +199,7 @@ def options_to_compare(changed: Mapping[str, ParameterSharding]) -> dict[str, An
 
 
 __all__ = [
-    "check_storage",
+    "check_stays_in_memory",
     "check_types",
     "described_sharding",
     "moved_tables",

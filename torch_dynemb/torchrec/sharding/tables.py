@@ -33,7 +33,7 @@ _ROW_DTYPES = {
 }
 
 
-def shard_of(table: ShardedEmbeddingTable, ids: IdSlots) -> TableShard:
+def shard_of_table(table: ShardedEmbeddingTable, ids: IdSlots) -> TableShard:
     """Return the ids and columns of its table that a local table has."""
     metadata = table.local_metadata
     offsets = [] if metadata is None else metadata.shard_offsets
@@ -120,6 +120,8 @@ class ShardTables(TableModule):
         by_rank: without pooling, return rows in the order in which ranks sent their ids.
     """
 
+    _can_be_wrapped = False  # DDP wraps the dense part alone
+
     def __init__(
         self,
         grouped_config: GroupedEmbeddingConfig,
@@ -135,7 +137,7 @@ class ShardTables(TableModule):
         by_rank: bool = False,
     ) -> None:
         tables = grouped_config.embedding_tables
-        shards = [shard_of(table, ids) for table in tables]
+        shards = [shard_of_table(table, ids) for table in tables]
         configs = [_table_config(*of) for of in zip(tables, shards, strict=True)]
         storage = _plan_of(tables[0]).storage_of([config.name for config in configs])
         super().__init__(
@@ -370,9 +372,6 @@ class ShardTables(TableModule):
                 column += dim
         return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device=device)
 
-    def _check_not_replicated(self, anchor: nn.Parameter) -> None:
-        """Do nothing: DDP wraps the dense part alone, without sharded modules."""
-
     def _is_shared(self) -> bool:
         return True
 
@@ -386,5 +385,5 @@ class ShardTables(TableModule):
 __all__ = [
     "ShardTables",
     "row_dtype_of",
-    "shard_of",
+    "shard_of_table",
 ]
