@@ -16,7 +16,7 @@ from torch_dynemb.checkpoint.entries import ID, score_entry, state_entry
 from torch_dynemb.migrate.files import paths_of
 from torch_dynemb.migrate.raw_files import FLOAT_DTYPES, as_ids
 from torch_dynemb.migrate.source import Source, SourceRows, with_columns
-from torch_dynemb.table.row_batch import RowBatch
+from torch_dynemb.table import RowBatch
 
 ROW = "row"  # as torch_dynemb.checkpoint.export names the columns
 INTEGERS = (torch.int64, torch.uint64, torch.int32, torch.uint32, torch.int16, torch.int8)

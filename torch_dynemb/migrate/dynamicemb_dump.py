@@ -24,8 +24,8 @@ from torch_dynemb.migrate.dynamicemb_layout import (
 from torch_dynemb.migrate.files import Path_, RawFile
 from torch_dynemb.migrate.raw_files import FLOAT_DTYPES
 from torch_dynemb.migrate.source import Source, SourceRows
+from torch_dynemb.table import RowBatch
 from torch_dynemb.table.content import CountedIds
-from torch_dynemb.table.row_batch import RowBatch
 
 _KEPT_BY = {"lru": ("timestamp",), "lfu": ("frequency",), "customized": ("custom",)}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.migrate.files import Path_, RawFile, paths_of
 from torch_dynemb.migrate.source import Source, SourceRows, with_columns
-from torch_dynemb.table.row_batch import RowBatch
+from torch_dynemb.table import RowBatch
 
 Paths = Path_ | Sequence[Path_]
 ID_DTYPES = (torch.int64, torch.uint64, torch.int32, torch.uint32)

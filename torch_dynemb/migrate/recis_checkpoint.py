@@ -23,7 +23,7 @@ from torch_dynemb.files.locations import checked_path
 from torch_dynemb.files.tensor_file import DTYPES, header_bytes
 from torch_dynemb.migrate.files import Path_, RawFile
 from torch_dynemb.migrate.source import Source, SourceRows
-from torch_dynemb.table.row_batch import RowBatch
+from torch_dynemb.table import RowBatch
 
 _KEYS = "tensorkey.json"
 _BLOCK = re.compile(r"(?P<table>.+)@(?P<slot>[^@^]+)\^(?P<begin>\d+)@(?P<end>\d+)@(?P<size>\d+)")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described
+from torch_dynemb.table import RowBatch
 from torch_dynemb.table.content import CountedIds
-from torch_dynemb.table.row_batch import RowBatch
 
 
 class SourceRows(NamedTuple):

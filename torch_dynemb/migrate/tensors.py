@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import described, flat_int64, float_rows, tensor
 from torch_dynemb.migrate.source import Source, SourceRows, with_columns
-from torch_dynemb.table.row_batch import RowBatch
+from torch_dynemb.table import RowBatch
 
 _CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.optim.base import StateTensor
-from torch_dynemb.table.row_batch import RowBatch
+from torch_dynemb.table import RowBatch
 
 _LARGEST_EXACT = {torch.float32: 1 << 24, torch.float16: 1 << 11, torch.bfloat16: 1 << 8}
 VALUE_TYPES = tuple(_LARGEST_EXACT)

@@ -76,18 +76,18 @@ def whole_rows(
     for name in first.state:
         values = [of.state[name] for of in shards]
         if name not in per_row:
-            state[name] = together(values)
+            state[name] = side_by_side(values)
         elif columns is None:
             widths = [len(of.columns) for of in shards]
             state[name] = combined_by_row(list(zip(widths, values, strict=True)))
         else:
-            state[name] = by_shard(together(values), [of.columns for of in shards], columns)
-    return first._replace(rows=together([of.rows for of in shards]), state=state)
+            state[name] = by_shard(side_by_side(values), [of.columns for of in shards], columns)
+    return first._replace(rows=side_by_side([of.rows for of in shards]), state=state)
 
 
-def together(pieces: Sequence[Tensor]) -> Tensor:
+def side_by_side(pieces: Sequence[Tensor]) -> Tensor:
     """Concatenate columns; a single piece is returned as it is."""
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), 1)
 
 
-__all__ = ["by_row", "by_shard", "combined_by_row", "together", "whole_rows"]
+__all__ = ["by_row", "by_shard", "combined_by_row", "side_by_side", "whole_rows"]

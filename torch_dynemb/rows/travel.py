@@ -13,7 +13,7 @@ from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.table.row_batch import RowBatch
 
 
-class _Shape(NamedTuple):
+class _TensorShape(NamedTuple):
     """Sizes and dtype of a tensor that another rank sends."""
 
     sizes: torch.Size
@@ -23,7 +23,7 @@ class _Shape(NamedTuple):
 class _Offer(NamedTuple):
     """A batch that a rank is about to send, with shapes in place of tensors."""
 
-    tensors: list[_Shape]
+    tensors: list[_TensorShape]
     state: list[str]
     scores: list[str]
     first_column: int
@@ -71,7 +71,7 @@ def _tensors(batch: RowBatch) -> list[Tensor]:
 
 
 def _offer(batch: RowBatch) -> _Offer:
-    shapes = [_Shape(tensor.shape, tensor.dtype) for tensor in _tensors(batch)]
+    shapes = [_TensorShape(tensor.shape, tensor.dtype) for tensor in _tensors(batch)]
     return _Offer(shapes, list(batch.state), list(batch.scores), batch.first_column)
 
 

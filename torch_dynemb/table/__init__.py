@@ -6,6 +6,7 @@ from torch_dynemb.table.evictions import Evictions
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.options import GroupOptions
 from torch_dynemb.table.removal import Conditions
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.scores import Scores
 from torch_dynemb.table.state import GroupState
 from torch_dynemb.table.stats import Usage
@@ -15,6 +16,7 @@ __all__ = [
     "Evictions",
     "GroupOptions",
     "GroupState",
+    "RowBatch",
     "Scores",
     "TableClock",
     "TableConfig",

@@ -35,12 +35,11 @@ from torch_dynemb.recis.tables.packed_rows import pack_rows, unpack_int8
 from torch_dynemb.recis.tables.shard import check_in_slice
 from torch_dynemb.recis.tables.slots import EMBEDDING, SlotGroup, slot_group
 from torch_dynemb.storage.tiers import Storage
-from torch_dynemb.table import TableGroup
+from torch_dynemb.table import RowBatch, TableGroup
 from torch_dynemb.table import lookup as table_lookup
 from torch_dynemb.table.content import read_content
 from torch_dynemb.table.pending_gradients import TableGradients, add_pending, read_pending
 from torch_dynemb.table.row_access import handle_rows
-from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.tables import Tables, one_table
 
 
