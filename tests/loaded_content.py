@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.rows.loader import RowLoader, undone_after_error
 from torch_dynemb.table.content import CountedIds
-from torch_dynemb.table.load import RowLoader, undone_after_error
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.tables import Tables
 

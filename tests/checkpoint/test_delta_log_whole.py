@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import DeltaLog, follow, load, replay
-from torch_dynemb.table import row_update
+from torch_dynemb.rows import row_update
 from torch_dynemb.table.content import read_counts
 
 pytestmark = pytest.mark.any_device

@@ -184,7 +184,7 @@ def test_an_id_twice_in_different_batches_is_refused(
     path = damage.copied(saved, tmp_path / "last")
     damage.change_tensor(path / BAG, "id", last_is_first)
     damage.seal(path)
-    monkeypatch.setattr(sys.modules["torch_dynemb.table.load"], "_IDS_AT_ONCE", 8)
+    monkeypatch.setattr(sys.modules["torch_dynemb.rows.loader"], "_IDS_AT_ONCE", 8)
     for kind in KINDS:
         told = outcome(path, kind, "an id twice")
         assert "other" not in kind or "twice" in told

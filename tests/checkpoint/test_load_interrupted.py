@@ -19,8 +19,8 @@ import torch_dynemb as td
 from torch_dynemb import checkpoint, migrate, serving
 from torch_dynemb.checkpoint import DeltaLog, follow
 from torch_dynemb.ops.columns import Table
+from torch_dynemb.rows.loader import RowLoader
 from torch_dynemb.table.content import read_counts
-from torch_dynemb.table.load import RowLoader
 
 pytestmark = pytest.mark.any_device
 

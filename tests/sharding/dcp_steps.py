@@ -20,7 +20,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 import torch_dynemb as td
 from torch_dynemb.distributed.owners import part_of
 from torch_dynemb.rows import exchange as row_exchange
-from torch_dynemb.table import load
+from torch_dynemb.rows import loader as load
 from torch_dynemb.torchrec import LoadPlanner, Stager, TableOptions
 
 TABLES = [

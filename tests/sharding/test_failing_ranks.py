@@ -59,7 +59,7 @@ def test_a_rank_that_cannot_write(two_ranks: Ranks, tmp_path: Path, target: str)
         "torch_dynemb.checkpoint.loading.load.plan_of",
         "torch_dynemb.checkpoint.loading.part.SavedRows.whole",
         "torch_dynemb.checkpoint.reading.saved_rows.SavedRows.ranges",
-        "torch_dynemb.table.load.recount",
+        "torch_dynemb.rows.loader.recount",
     ],
 )
 def test_a_rank_that_cannot_read(two_ranks: Ranks, tmp_path: Path, target: str) -> None:

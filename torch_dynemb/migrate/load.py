@@ -18,7 +18,7 @@ from torch_dynemb.migrate.source import Source
 from torch_dynemb.migrate.target import Clocks, Target
 from torch_dynemb.parts.table_parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.process.interrupts import defer_signals
-from torch_dynemb.table.load import RowLoader, undone_after_error
+from torch_dynemb.rows.loader import RowLoader, undone_after_error
 
 NonFinite = Literal["error", "keep"]
 Sources = Source | Mapping[str, Source]

@@ -14,11 +14,11 @@ from torch_dynemb.migrate.source import Source, SourceRows, checked
 from torch_dynemb.ops.columns import MAX_COUNT, Clock
 from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
+from torch_dynemb.rows.loader import RowLoader, check_ids
 from torch_dynemb.table import RowBatch, content
 from torch_dynemb.table.clock import set_time
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.load import RowLoader, check_ids
 from torch_dynemb.table.score_check import check_score, check_waiting
 from torch_dynemb.table.state_check import check_counts
 

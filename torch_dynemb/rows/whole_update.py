@@ -9,7 +9,7 @@ from torch_dynemb.process.interrupts import defer_signals
 
 
 class Update(Protocol):
-    """A prepared update, such as :class:`torch_dynemb.table.row_update.RowUpdate`."""
+    """A prepared update, such as :class:`torch_dynemb.rows.row_update.RowUpdate`."""
 
     def apply(self) -> object:
         """Apply it."""

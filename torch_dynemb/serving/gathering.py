@@ -19,11 +19,11 @@ from torch_dynemb.parts.kept_ids import kept_ids, scored_part
 from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.rows.read import batches_of
+from torch_dynemb.rows.row_update import RowUpdate
 from torch_dynemb.rows.travel import to_all_ranks
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.row_batch import RowBatch
-from torch_dynemb.table.row_update import RowUpdate
 
 _BATCH_BYTES = 8 << 20  # of rows per exchange
 _ALONE = Together(None, 0, 1)

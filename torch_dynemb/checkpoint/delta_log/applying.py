@@ -7,9 +7,9 @@ import torch
 from torch_dynemb.checkpoint.delta_log.commits import TableDelta
 from torch_dynemb.errors import NoRoomError
 from torch_dynemb.parts.table_parts import TablePart
+from torch_dynemb.rows.row_update import RowUpdate
 from torch_dynemb.table.content import score_names
 from torch_dynemb.table.row_access import state_tensors
-from torch_dynemb.table.row_update import RowUpdate
 
 _CUSTOM = "custom"
 

@@ -10,10 +10,10 @@ from torch_dynemb.checkpoint.loading.part import PartLoad, Stream
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
 from torch_dynemb.errors import HostMemoryError, NoRoomError
 from torch_dynemb.ops.columns import Clock, Table
+from torch_dynemb.rows.loader import RowLoader
 from torch_dynemb.table import content
 from torch_dynemb.table.clock import set_time
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.load import RowLoader
 
 
 class GroupLoad(ABC):

@@ -37,8 +37,8 @@ from torch_dynemb.files.locations import Location, checked_location
 from torch_dynemb.parts.table_parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.process.one_thread import one_thread
+from torch_dynemb.rows.loader import undone_after_error
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.load import undone_after_error
 
 
 class LoadedTable(NamedTuple):

@@ -44,9 +44,9 @@ from torch_dynemb.ops.columns import (
 from torch_dynemb.parts.merged_ids import outside
 from torch_dynemb.parts.sketches import combined_sketch
 from torch_dynemb.policy.half_life import waiting_with_half_life, with_half_life
+from torch_dynemb.rows.loader import RowLoader
 from torch_dynemb.table.capacity_choice import ids_with_room
 from torch_dynemb.table.content import CountedIds
-from torch_dynemb.table.load import RowLoader
 from torch_dynemb.table.records import record_bytes
 from torch_dynemb.table.row_access import state_tensors
 from torch_dynemb.table.row_batch import RowBatch

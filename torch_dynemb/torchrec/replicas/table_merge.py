@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.policy.half_life import time_of
+from torch_dynemb.rows.row_update import RowUpdate
 from torch_dynemb.table.content import CountedIds, optimizer_steps, score_names
 from torch_dynemb.table.evictions import evicted_ids, record_as_evicted
 from torch_dynemb.table.lookup import find
@@ -19,7 +20,6 @@ from torch_dynemb.table.row_access import (
     write_initial_values,
 )
 from torch_dynemb.table.row_batch import RowBatch
-from torch_dynemb.table.row_update import RowUpdate
 from torch_dynemb.table.tables import Tables, one_table
 from torch_dynemb.table.waiting_counts import CountUpdate
 from torch_dynemb.torchrec.replicas import merged_scores

@@ -17,9 +17,9 @@ from torch_dynemb.distributed.exchange import from_rank
 from torch_dynemb.ops.columns import SKETCH_ROWS, Meta, Table
 from torch_dynemb.parts.sketches import combined_sketch
 from torch_dynemb.rows.exchange import ArrivedBlock, Place, RowExchange, Sent, use_each
+from torch_dynemb.rows.loader import RowLoader, check_ids
 from torch_dynemb.table.capacity_choice import ids_with_room
 from torch_dynemb.table.content import CountedIds
-from torch_dynemb.table.load import RowLoader, check_ids
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import IdSlots, TableShard
 from torch_dynemb.torchrec.resharding.old_shards import (

@@ -19,10 +19,10 @@ from torch_dynemb.ops.columns import Clock
 from torch_dynemb.optim import FusedOptimizer
 from torch_dynemb.parts.table_parts import table_name
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.rows.loader import RowLoader, undone_after_error
 from torch_dynemb.table.clock import set_time
 from torch_dynemb.table.content import set_optimizer_steps
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.load import RowLoader, undone_after_error
 from torch_dynemb.table.shards import TableShard
 from torch_dynemb.table.undisturbed import Undisturbed
 from torch_dynemb.torchrec.resharding.moved_table import MovedTable, NewShard

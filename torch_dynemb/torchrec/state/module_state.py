@@ -22,6 +22,7 @@ from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.rows.exchange import ArrivedBlock, Place, use_each
+from torch_dynemb.rows.loader import RowLoader, check_ids, undone_after_error
 from torch_dynemb.table.clock import check_now, set_time
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.content import (
@@ -32,7 +33,6 @@ from torch_dynemb.table.content import (
 )
 from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.load import RowLoader, check_ids, undone_after_error
 from torch_dynemb.torchrec.planning.options import NOT_TRAINED
 from torch_dynemb.torchrec.planning.plans import ModulePlan
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel

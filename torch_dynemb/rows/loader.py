@@ -43,8 +43,8 @@ from torch_dynemb.ops.columns import (
 )
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.rows.before import Before
 from torch_dynemb.table import compaction, removal, row_access
-from torch_dynemb.table.before import Before
 from torch_dynemb.table.content import CountedIds, score_names
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.state import recount
