@@ -9,7 +9,6 @@
 #include <array>
 #include <string>
 
-#include "core/optimizers.h"
 #include "library.h"
 #include "op_tags.h"
 
@@ -56,6 +55,7 @@ DYNEMB_DEFINE_OPS(m) {
   host.def("set_simd_level(int level) -> ()");
   host.def("compiled_with() -> int[]");
   host.def("op_tags() -> str[]");
+  host.def("optimizer_names() -> str[]");
   gpu.def("cuda_architectures() -> int[]");
 
   // Checksum of the memory of a tensor, as in files.
@@ -368,8 +368,7 @@ DYNEMB_DEFINE_OPS(m) {
             .c_str());
   m.def(("merge_grad_(" + pending + ", Tensor(f!) row_clock) -> ()").c_str());
 
-  // Rows. For every optimizer: <name>_update_ applies the result of reduce_grad, <name>_backward_
-  // reduces and applies in one pass.
+  // Rows.
   m.def(
       "materialize_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
       "Tensor(d!)[] dirty_bits, Tensor(e!)[] copy_on_write, Tensor buckets, Tensor tables, Tensor "
@@ -382,22 +381,19 @@ DYNEMB_DEFINE_OPS(m) {
   host.def(
       "take_unchanged_rows_(Tensor weights, Tensor[] state, Tensor(a!) copy_on_write, Tensor rows, "
       "Tensor(b!) out_weights, Tensor(c!)[] out_state) -> ()");
-#define DYNEMB_NAME_OF(name, Optimizer) #name,
-  constexpr const char* kOptimizers[] = {DYNEMB_FOR_EACH_OPTIMIZER(DYNEMB_NAME_OF)};
-#undef DYNEMB_NAME_OF
-  for (const char* name : kOptimizers) {
-    const std::string rows =
-        "Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
-        "Tensor(d!)[] dirty_bits, Tensor(e!)[] copy_on_write, Tensor(f!) row_clock, Tensor hyper, "
-        "Tensor meta, Tensor init_data, ";
-    m.def((std::string(name) + "_update_(" + rows +
-           "Tensor[] handles, Tensor[] ids, Tensor[] tables, Tensor[] gradients, Tensor counts, "
-           "Tensor updates, int[] updated_tables) -> ()")
-              .c_str());
-    m.def((std::string(name) + "_backward_(" + rows +
-           "Tensor grad_output, Tensor ids, Tensor handles, Tensor offsets, "
-           "Tensor? per_sample_weights, Tensor updates, int[] feature_tables, "
-           "int[] feature_dims, int pooling) -> ()")
-              .c_str());
-  }
+  // Updates by an optimizer, a position in what optimizer_names returns: embedding_backward_
+  // reduces the gradient of a lookup and applies it in one pass, apply_grad_ applies a reduced one.
+  const std::string rows =
+      "Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
+      "Tensor(d!)[] dirty_bits, Tensor(e!)[] copy_on_write, Tensor(f!) row_clock, Tensor hyper, "
+      "Tensor meta, Tensor init_data, ";
+  m.def(("embedding_backward_(" + rows +
+         "Tensor grad_output, Tensor ids, Tensor handles, Tensor offsets, "
+         "Tensor? per_sample_weights, Tensor updates, int[] feature_tables, "
+         "int[] feature_dims, int pooling, int optimizer) -> ()")
+            .c_str());
+  m.def(("apply_grad_(" + rows +
+         "Tensor[] handles, Tensor[] ids, Tensor[] tables, Tensor[] gradients, Tensor counts, "
+         "Tensor updates, int[] updated_tables, int optimizer) -> ()")
+            .c_str());
 }

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb.initializers import InitData
-from torch_dynemb.ops import OPTIMIZER_NAMES, IndexTensors, RowTensors
+from torch_dynemb.ops import IndexTensors, RowTensors
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,
@@ -59,7 +59,7 @@ class HashedSum(nn.Module):
     def __init__(self, ids: int, dim: int, optimizer: td.Adam, seed: int = 0) -> None:
         super().__init__()
         self.dim = dim
-        self.optimizer = OPTIMIZER_NAMES.index(optimizer.op_name)
+        self.optimizer = optimizer.kernel_number
         self.grad_anchor = nn.Parameter(torch.zeros(1))  # autograd runs the backward because of it
         index, rows = _empty_table(ids, dim, optimizer, seed)
         # A buffer for each tensor, so that state_dict() saves the whole table. The names are those

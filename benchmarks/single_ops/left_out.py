@@ -16,6 +16,7 @@ LEFT_OUT = {
         (
             *("simd_level", "set_simd_level", "store_io_paths", "advance_step_"),
             *("reported_counts", "compiled_with", "being_changed", "op_tags"),
+            "optimizer_names",
             *("lock_memory", "unlock_memory"),
             *("bind_lookup", "release_lookup"),
         ),

@@ -73,7 +73,7 @@ MUTANTS = (
         *("bounds", "gradient/runs.cu"),
         "flags[i] = keys[i] != missing && (i == 0 ||",
         "flags[i] = keys[i] != missing && ((!MUTANT && i == 0) ||",
-        "sgd_backward_",
+        "embedding_backward_",
     ),
     Mutant(
         "pieces of runs are counted by plain additions",
@@ -82,7 +82,7 @@ MUTANTS = (
         "reinterpret_cast<unsigned long long*>(head + kRunPieces),",
         "first = static_cast<int>(emulator::add(MUTANT, "
         "reinterpret_cast<unsigned long long*>(head + kRunPieces),",
-        "sgd_backward_",
+        "embedding_backward_",
     ),
     Mutant(
         "entries behind the last one are not cleared",
@@ -146,14 +146,14 @@ MUTANTS = (
         *("races", "optimizer/row_update.cuh"),
         "__syncwarp(group.mask());  // all lanes have read",
         "if (!MUTANT) __syncwarp(group.mask());  // all lanes have read",
-        *("rowwise_adagrad_backward_", ("optimizer/part_2.cu",)),
+        *("embedding_backward_", ("optimizer/part_2.cu",)),
     ),
     Mutant(
         "one entry more than there are",
         *("bounds", "optimizer/update.cu"),
         "for (int64_t t = threadIdx.x; t < table_count; t += blockDim.x) {",
         "for (int64_t t = threadIdx.x; t < table_count + MUTANT; t += blockDim.x) {",
-        "sgd_backward_",
+        "embedding_backward_",
     ),
     Mutant(
         "one slot more than tiles have",

@@ -84,8 +84,8 @@ def bags() -> td.DynamicEmbeddingBagCollection:
     return td.DynamicEmbeddingBagCollection(TABLES, optimizer=td.Adam(lr=0.1))
 
 
-EMBEDDING = ["find_or_insert_", "embedding", "adam_backward_"]
-BAG = ["find_or_insert_", "embedding_bag", "adam_backward_"]
+EMBEDDING = ["find_or_insert_", "embedding", "embedding_backward_"]
+BAG = ["find_or_insert_", "embedding_bag", "embedding_backward_"]
 
 
 @pytest.mark.parametrize(
@@ -143,4 +143,4 @@ def test_split_mode() -> None:
     calls = calls_of_a_step(module, FLAT)
     assert calls.launching == ["find_or_insert_", "embedding", "accumulate_grad_"]
     views = ["slice", "select"]  # of the update count, and of the numbers of gradients
-    assert calls.step == ["merge_grad_", "adam_update_", "zero_", "advance_step_", *views]
+    assert calls.step == ["merge_grad_", "apply_grad_", "zero_", "advance_step_", *views]

@@ -30,4 +30,5 @@ CASES: dict[str, dict[str, Case]] = {
     "set_simd_level": {"baseline": lambda: (0,)},
     "compiled_with": {"": lambda: ()},
     "op_tags": {"": lambda: ()},
+    "optimizer_names": {"": lambda: ()},
 }

@@ -90,7 +90,7 @@ LISTS = [("INIT_BEGIN", "INIT_COUNT"), ("DEFAULT_BEGIN", "DEFAULT_COUNT")]
 LISTS.append(("REFUSED_BEGIN", "REFUSED_COUNT"))
 
 
-@pytest.mark.parametrize("name", ["embedding_inference", "embedding_bag", "adam_backward_"])
+@pytest.mark.parametrize("name", ["embedding_inference", "embedding_bag", "embedding_backward_"])
 @pytest.mark.parametrize(("begin", "count"), LISTS)
 @pytest.mark.parametrize("value", [-1, 2**62, 2**63 - 1])
 def test_records_outside_of_init_data(name: str, begin: str, count: str, value: int) -> None:

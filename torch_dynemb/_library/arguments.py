@@ -134,8 +134,13 @@ _LEAST = {
     "most": 1,
     "optimizer": -1,
 }
+# ops that apply an optimizer
+_UPDATE_OPS = ("embedding_backward_", "apply_grad_")
 # numbers without a least value, unlike those of the same name in other ops
-_ANY_NUMBER = (("murmurhash64a", "seed"),)
+_ANY_NUMBER = (
+    ("murmurhash64a", "seed"),
+    *((op, "optimizer") for op in _UPDATE_OPS),
+)
 
 # ops with offsets that are never empty: the begin of each part, and the end of the last
 _NEVER_EMPTY = (
@@ -334,6 +339,12 @@ def _default_values(op: str) -> dict[str, Any]:
     return {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
 
 
+@functools.cache
+def _optimizer_names() -> list[str]:
+    names: list[str] = torch.ops.dynemb.optimizer_names()
+    return names
+
+
 def check_arguments(op: str, arguments: Sequence[Any]) -> None:
     """Check everything about a call that does not depend on the values of tensors.
 
@@ -412,6 +423,12 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
             op,
             f"state has {len(given['state'])} tensors, expected a multiple of the "
             f"{len(given['weights'])} slabs",
+        )
+    if op in _UPDATE_OPS and not 0 <= given["optimizer"] < len(_optimizer_names()):
+        _refuse(
+            op,
+            f"optimizer is {given['optimizer']}, expected 0 to {len(_optimizer_names()) - 1}: a "
+            "position in what optimizer_names() returns",
         )
     if op == "prefetch_" and given["ahead"] < 1:
         _refuse(op, f"ahead is {given['ahead']}, expected 1 at least: the steps until the lookup")

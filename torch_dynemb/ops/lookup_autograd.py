@@ -98,8 +98,7 @@ def _update_rows(
         batch = lookup.batch(ids, offsets, per_sample_weights)
         accumulate_grad_(pending, rows, grad_output, batch, handles, updates)
         return
-    backward_op = _BACKWARD_OPS[OPTIMIZER_NAMES[lookup.optimizer]]
-    backward_op(
+    _BACKWARD(
         *rows.updated,
         grad_output,
         ids,
@@ -110,6 +109,7 @@ def _update_rows(
         lookup.tables,
         lookup.dims,
         lookup.pooling,
+        lookup.optimizer,
     )
 
 
@@ -120,8 +120,7 @@ def _update_rows_once(lookup: Lookup, gradients: list[Gradient]) -> None:
     total = sum_gradients(rows, gradients)
     # the op compares this with the clock: the oldest lookup has seen the fewest updates
     updates = torch.cat([gradient.updates for gradient in gradients]).amin(0, keepdim=True)
-    update_op = _UPDATE_OPS[OPTIMIZER_NAMES[lookup.optimizer]]
-    update_op(
+    _APPLY_GRAD(
         *rows.updated,
         total.handles,
         total.ids,
@@ -130,6 +129,7 @@ def _update_rows_once(lookup: Lookup, gradients: list[Gradient]) -> None:
         total.counts[:, 0].contiguous(),
         updates,
         sorted({table for gradient in gradients for table in gradient.batch.feature_tables}),
+        lookup.optimizer,
     )
 
 
@@ -312,12 +312,8 @@ class _InsertingLookup(torch.autograd.Function):
 insert_and_read: Callable[..., Any] = super(torch.autograd.Function, _InsertingLookup).apply
 _FORWARD = torch.ops.dynemb.embedding_forward.default
 _INSERT_AND_READ = torch.ops.dynemb.insert_and_read.default
-_BACKWARD_OPS = {
-    name: getattr(torch.ops.dynemb, f"{name}_backward_").default for name in OPTIMIZER_NAMES
-}
-_UPDATE_OPS = {
-    name: getattr(torch.ops.dynemb, f"{name}_update_").default for name in OPTIMIZER_NAMES
-}
+_BACKWARD = torch.ops.dynemb.embedding_backward_.default
+_APPLY_GRAD = torch.ops.dynemb.apply_grad_.default
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
 
 
