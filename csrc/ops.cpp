@@ -165,9 +165,8 @@ DYNEMB_DEFINE_OPS(m) {
   m.def(
       "multi_hash(Tensor[] values, int[] multipliers, int[] primes, int[] buckets, int[] hashes) "
       "-> Tensor[]");
-  m.def("farmhash(Tensor[] values, Tensor[] offsets) -> Tensor[]");
-  m.def("murmurhash(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]");
-  m.def("murmurhash64a(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]");
+  // hash: see core/features/string_hash.h.
+  m.def("string_hash(Tensor[] values, Tensor[] offsets, int hash, int seed) -> Tensor[]");
 
   // Rows of a plain tensor, such as those received from other shards.
   m.def(

@@ -107,7 +107,7 @@ def shorter(name: str, position: int) -> str | None:
         name, ()
     ):
         return None  # of any number of ids
-    if name in ("farmhash", "murmurhash", "murmurhash64a"):
+    if name == "string_hash":
         return r"offsets\[0\] ends with \d+, expected the number of values, \d+"
     if name.startswith(("feature_cross", *RAGGED)):
         return shorter_ragged(argument)

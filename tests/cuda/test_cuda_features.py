@@ -74,7 +74,7 @@ def test_wrong_offsets_of_strings_are_reported(offsets: list[int], message: str)
     text, right = torch.arange(6).byte(), torch.tensor([0, 6])
     with EmulatedCuda():
         ops.farmhash([text, text], [right, torch.tensor(offsets)])
-        with pytest.raises(RuntimeError, match=rf"farmhash: {message}.*found by the GPU"):
+        with pytest.raises(RuntimeError, match=rf"string_hash: {message}.*found by the GPU"):
             ops.mod([right], [5])
 
 

@@ -52,7 +52,7 @@ MUTANTS = (
         *("bounds", "features/strings.cu"),
         "if (item.index == strings) return;",
         "if (!MUTANT && item.index == strings) return;",
-        "farmhash",
+        "string_hash",
     ),
     Mutant(
         "a value past the end",

@@ -7,6 +7,9 @@ from functools import partial
 import torch
 
 from op_cases.groups import Case, OpArguments
+from torch_dynemb.ops.columns import StringHash
+
+FARM, MURMUR3, MURMUR64A = map(int, StringHash)
 
 
 def string_arguments(*, empty: bool = False) -> OpArguments:
@@ -81,14 +84,13 @@ CASES: dict[str, dict[str, Case]] = {
             [2, 0, 1],
         )
     },
-    "farmhash": {"": lambda: string_arguments(), "empty": lambda: string_arguments(empty=True)},
-    "murmurhash": {
-        "": lambda: (*string_arguments(), 0),
-        "seed": lambda: (*string_arguments(), 2**32 - 1),
-    },
-    "murmurhash64a": {
-        "": lambda: (*string_arguments(), 0),
-        "seed": lambda: (*string_arguments(), -(2**63)),
+    "string_hash": {
+        "farm": lambda: (*string_arguments(), FARM, 0),
+        "empty": lambda: (*string_arguments(empty=True), FARM, 0),
+        "murmur3": lambda: (*string_arguments(), MURMUR3, 0),
+        "murmur3 seed": lambda: (*string_arguments(), MURMUR3, 2**32 - 1),
+        "murmur64a": lambda: (*string_arguments(), MURMUR64A, 0),
+        "murmur64a seed": lambda: (*string_arguments(), MURMUR64A, -(2**63)),
     },
     "mod": {
         "": lambda: (

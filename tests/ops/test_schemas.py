@@ -139,15 +139,13 @@ dynemb::ids_encode(Tensor[] ids, int[] tables) -> Tensor""",
 
     def test_values_of_features(self) -> None:
         self.assertExpectedInline(
-            listing("mod", "bucketize", "multi_hash", "farmhash", "murmurhash", "murmurhash64a"),
+            listing("mod", "bucketize", "multi_hash", "string_hash"),
             """\
 dynemb::mod(Tensor[] values, int[] divisors) -> Tensor[]
 dynemb::bucketize(Tensor[] values, Tensor[] boundaries) -> Tensor[]
 dynemb::multi_hash(Tensor[] values, int[] multipliers, int[] primes, int[] buckets, int[]
     hashes) -> Tensor[]
-dynemb::farmhash(Tensor[] values, Tensor[] offsets) -> Tensor[]
-dynemb::murmurhash(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]
-dynemb::murmurhash64a(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]""",
+dynemb::string_hash(Tensor[] values, Tensor[] offsets, int hash, int seed) -> Tensor[]""",
         )
 
     def test_plain_rows(self) -> None:
@@ -564,6 +562,7 @@ def camel_case(prefix: str, member: str) -> str:
         (columns.InitKind, "rows/initializer.h", "InitKind", "Init", None),
         (columns.PolicyColumn, "policy/decisions.h", "PolicyColumn", "Policy", "POLICY_COLUMNS"),
         (columns.OnFull, "policy/decisions.h", "OnFull", "Full", None),
+        (columns.StringHash, "features/string_hash.h", "StringHash", "Hash", None),
         (columns.Combine, "policy/combine.h", "Combine", "Combine", None),
         (columns.Admission, "policy/decisions.h", "Admission", "Admit", None),
         (columns.Slot, "columns.h", "SlotColumn", "Slot", "SLOT_COLUMNS"),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb._library.library import raises_typed_errors, register_fake
+from torch_dynemb.ops.columns import StringHash
 
 
 @raises_typed_errors
@@ -35,10 +36,7 @@ def farmhash(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Tensor
         >>> farmhash([text], [torch.tensor([0, 3, 6])])
         [tensor([6150913649986995171,  -98778129085727977])]
     """
-    if not values and not offsets:
-        return []
-    hashes: list[Tensor] = torch.ops.dynemb.farmhash(list(values), list(offsets))
-    return hashes
+    return _hash(values, offsets, StringHash.FARM)
 
 
 @raises_typed_errors
@@ -63,10 +61,7 @@ def murmurhash(
         >>> murmurhash([text], [torch.tensor([0, 3])])
         [tensor([-2129773440516405919])]
     """
-    if not values and not offsets:
-        return []
-    hashes: list[Tensor] = torch.ops.dynemb.murmurhash(list(values), list(offsets), seed)
-    return hashes
+    return _hash(values, offsets, StringHash.MURMUR3, seed)
 
 
 @raises_typed_errors
@@ -93,18 +88,21 @@ def murmurhash64a(
         >>> murmurhash64a([text], [torch.tensor([0, 3])])
         [tensor([-4003751876240412087])]
     """
+    return _hash(values, offsets, StringHash.MURMUR64A, seed)
+
+
+def _hash(
+    values: Sequence[Tensor], offsets: Sequence[Tensor], kind: StringHash, seed: int = 0
+) -> list[Tensor]:
     if not values and not offsets:
         return []
-    hashes: list[Tensor] = torch.ops.dynemb.murmurhash64a(list(values), list(offsets), seed)
+    lists = (list(values), list(offsets))
+    hashes: list[Tensor] = torch.ops.dynemb.string_hash(*lists, int(kind), seed)
     return hashes
 
 
-@register_fake("farmhash")
-def _farmhash_fake(values: list[Tensor], offsets: list[Tensor]) -> list[Tensor]:
-    return [offset.new_empty((offset.shape[0] - 1,)) for offset in offsets]
-
-
-@register_fake("murmurhash64a")
-@register_fake("murmurhash")
-def _murmurhash_fake(values: list[Tensor], offsets: list[Tensor], seed: int) -> list[Tensor]:
+@register_fake("string_hash")
+def _string_hash_fake(
+    values: list[Tensor], offsets: list[Tensor], kind: int, seed: int
+) -> list[Tensor]:
     return [offset.new_empty((offset.shape[0] - 1,)) for offset in offsets]
