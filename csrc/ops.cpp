@@ -267,19 +267,12 @@ DYNEMB_DEFINE_OPS(m) {
   // the autograd formula: its backward updates the rows, or appends to pending. The second output
   // is the number of updates of the rows.
   m.def(
-      "embedding_bag(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[] dirty_bits, "
-      "Tensor[] copy_on_write, Tensor row_clock, "
-      "Tensor hyper, Tensor meta, Tensor init_data, Tensor[] pending, Tensor ids, Tensor handles, "
-      "Tensor offsets, Tensor? per_sample_weights, Tensor grad_anchor, int[] feature_tables, int[] "
-      "feature_dims, "
-      "int pooling, int optimizer) -> (Tensor output, Tensor updates)");
-  m.def(
       "embedding(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[] dirty_bits, "
-      "Tensor[] copy_on_write, Tensor row_clock, "
-      "Tensor hyper, Tensor meta, Tensor init_data, Tensor[] pending, Tensor ids, Tensor handles, "
-      "Tensor offsets, Tensor grad_anchor, int[] feature_tables, int dim, int optimizer) "
+      "Tensor[] copy_on_write, Tensor row_clock, Tensor hyper, Tensor meta, Tensor init_data, "
+      "Tensor[] pending, Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights, "
+      "Tensor grad_anchor, int[] feature_tables, int[] feature_dims, int pooling, int optimizer) "
       "-> (Tensor output, Tensor updates)");
-  // Their forward without the formula: called by the formula, and by code compiled by
+  // Its forward without the formula: called by the formula, and by code compiled by
   // torch.compile.
   m.def(
       "embedding_forward(Tensor[] weights, Tensor[] generations, Tensor row_clock, Tensor meta, "

@@ -60,7 +60,7 @@ def tensor_arguments() -> Iterator[Any]:
     """Every tensor argument of every op that the op itself reads."""
     for name in sorted(CASES):
         for position, argument in enumerate(schema(name).arguments):
-            unread = name in ("embedding", "embedding_bag") and argument.name in UNREAD_IN_FORWARD
+            unread = name == "embedding" and argument.name in UNREAD_IN_FORWARD
             # of the case: rows are copied on write during a save only
             is_list = str(argument.type) == "List[Tensor]"
             no_copies = argument.name == "copy_on_write" and is_list

@@ -90,7 +90,7 @@ class HashedSum(nn.Module):
                 *rows.read, ids, handles, offsets, None, FEATURE_TABLES, [self.dim], SUM
             )
         handles = torch.ops.dynemb.find_or_insert_(*index, ids, offsets, None, FEATURE_TABLES, [])
-        output, _ = torch.ops.dynemb.embedding_bag(
+        output, _ = torch.ops.dynemb.embedding(
             *rows, ids, handles, offsets, None, self.grad_anchor, FEATURE_TABLES, [self.dim], SUM,
             self.optimizer,
         )  # fmt: skip

@@ -186,8 +186,8 @@ def test_wrong_features(name: str, argument: str, value: Any, message: str) -> N
     check_raises(name, tuple(arguments), message)
 
 
-@pytest.mark.parametrize("name", ["embedding_bag", "bag_weight_grad"])
-def test_pooled_ops_pool(name: str) -> None:
+@pytest.mark.parametrize("name", ["embedding", "bag_weight_grad"])
+def test_rows_have_one_dim_and_no_weights(name: str) -> None:
     position = [a.name for a in schema(name).arguments].index("pooling")
     arguments = list(case_of(name))
     arguments[position] = int(Pooling.NONE)
@@ -195,10 +195,10 @@ def test_pooled_ops_pool(name: str) -> None:
         getattr(torch.ops.dynemb, name)(*arguments)
 
 
-def test_sequences_have_one_dim() -> None:
-    position = [a.name for a in schema("embedding").arguments].index("dim")
-    arguments = list(case_of("embedding"))
-    arguments[position] = 3
+def test_rows_have_the_dim_of_their_table() -> None:
+    position = [a.name for a in schema("embedding").arguments].index("feature_dims")
+    arguments = list(CASES["embedding"]["rows"]())
+    arguments[position] = [3, 3]
     check_raises("embedding", tuple(arguments), r"is 3, but its table has dim 4")
 
 

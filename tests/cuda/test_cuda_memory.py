@@ -525,7 +525,7 @@ def test_handles_and_dims_that_do_not_fit() -> None:
     assert_refused_on_device(
         group,
         lambda: bag_lookup(group, call, handles=far),
-        "embedding_bag: a handle names row 1000000",
+        "embedding: a handle names row 1000000",
     )
     rows = (group.rows.weights, group.rows.generations, group.index.meta, group.rows.init_data)
     arguments = (torch.ones(3, 4), call.ids, far, call.offsets, None, call.tables, call.dims, 0)

@@ -84,31 +84,30 @@ def bags() -> td.DynamicEmbeddingBagCollection:
     return td.DynamicEmbeddingBagCollection(TABLES, optimizer=td.Adam(lr=0.1))
 
 
-EMBEDDING = ["find_or_insert_", "embedding", "embedding_backward_"]
-BAG = ["find_or_insert_", "embedding_bag", "embedding_backward_"]
+LOOKUP = ["find_or_insert_", "embedding", "embedding_backward_"]
 
 
 @pytest.mark.parametrize(
     ("make", "arguments", "launching", "views"),
     [
         # what needs no conversion: three calls, and no view
-        (embedding, (FLAT,), EMBEDDING, 0),
-        (lambda: bag(last=True), (FLAT, ENDS), BAG, 0),
-        (bags, (JAGGED,), BAG, 0),
+        (embedding, (FLAT,), LOOKUP, 0),
+        (lambda: bag(last=True), (FLAT, ENDS), LOOKUP, 0),
+        (bags, (JAGGED,), LOOKUP, 0),
         # views of ids, rows and the gradient
-        (embedding, (DENSE,), EMBEDDING, 3),
+        (embedding, (DENSE,), LOOKUP, 3),
         # what is converted: one more
-        (embedding, (FLAT.int(),), ["_to_copy", *EMBEDDING], 0),
-        (bag, (FLAT, ENDS[:-1]), ["constant_pad_nd", *BAG], 0),
-        (bag, (DENSE,), ["ids_concat", *BAG], 0),
-        (bag, (FLAT.int(), ENDS[:-1].int()), ["ids_concat", *BAG], 0),
+        (embedding, (FLAT.int(),), ["_to_copy", *LOOKUP], 0),
+        (bag, (FLAT, ENDS[:-1]), ["constant_pad_nd", *LOOKUP], 0),
+        (bag, (DENSE,), ["ids_concat", *LOOKUP], 0),
+        (bag, (FLAT.int(), ENDS[:-1].int()), ["ids_concat", *LOOKUP], 0),
         (
             bags,
             (td.KeyedJagged(JAGGED.keys(), FLAT.int(), JAGGED.offsets().int()),),
-            ["ids_concat", *BAG],
+            ["ids_concat", *LOOKUP],
             0,
         ),
-        (bags, ({"f": DENSE, "g": (FLAT, ENDS), "h": DENSE.int()},), ["ids_concat", *BAG], 0),
+        (bags, ({"f": DENSE, "g": (FLAT, ENDS), "h": DENSE.int()},), ["ids_concat", *LOOKUP], 0),
     ],
 )
 def test_forward_and_backward(
@@ -127,7 +126,7 @@ def test_sequences_of_any_number_of_features(features: int) -> None:
     )
     ids: dict[str, Tensor] = {name: FLAT[: 2 + f % 3] for f, name in enumerate(names)}
     calls = calls_of_a_step(collection, ids)
-    launching = ["ids_concat", *EMBEDDING[:2], "unsafe_split_with_sizes", "cat", EMBEDDING[2]]
+    launching = ["ids_concat", *LOOKUP[:2], "unsafe_split_with_sizes", "cat", LOOKUP[2]]
     assert calls == Calls(launching, 0, ["advance_step_"])
 
 
@@ -135,7 +134,7 @@ def test_step_with_scores() -> None:
     """The time is part of the same call."""
     policy = td.Policy(score=("timestamp", "frequency"), capacity=100, ttl=10)
     module = td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1), policy=policy)
-    assert calls_of_a_step(module, FLAT) == Calls(EMBEDDING, 0, ["advance_step_"])
+    assert calls_of_a_step(module, FLAT) == Calls(LOOKUP, 0, ["advance_step_"])
 
 
 def test_split_mode() -> None:

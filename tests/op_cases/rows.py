@@ -73,9 +73,11 @@ def sequence_arguments(*, anchor: bool) -> OpArguments:
         call.ids,
         found(group, call),
         call.offsets,
+        None,
         torch.zeros(1, requires_grad=anchor),
         call.tables,
-        4,
+        call.dims,
+        int(Pooling.NONE),
         ADAM,
     )
 
@@ -244,9 +246,11 @@ def merge_arguments() -> OpArguments:
             call.ids,
             handles,
             call.offsets,
+            None,
             torch.zeros(1, requires_grad=True),
             call.tables,
-            4,
+            call.dims,
+            int(Pooling.NONE),
             group.config.optimizer_code,
         )[0]
         rows.sum().backward()
@@ -290,7 +294,7 @@ def copied_arguments(optimizer: str, out: bool = False) -> OpArguments:
 
 
 CASES: dict[str, dict[str, Case]] = {
-    "embedding_bag": {
+    "embedding": {
         **{
             f"{kind} {pooling.name}": partial(bag_arguments, kind, pooling, anchor=True)
             for kind, pooling in (*pooled_kinds(), ("learned", Pooling.MEAN))
@@ -306,10 +310,8 @@ CASES: dict[str, dict[str, Case]] = {
             for name in STORED
         },
         "split": partial(bag_arguments, "weighted", Pooling.MEAN, anchor=True, split=True),
-    },
-    "embedding": {
-        "": partial(sequence_arguments, anchor=True),
-        "no gradient": partial(sequence_arguments, anchor=False),
+        "rows": partial(sequence_arguments, anchor=True),
+        "rows, no gradient": partial(sequence_arguments, anchor=False),
     },
     **{
         op: {

@@ -28,7 +28,6 @@ expecttest = pytest.importorskip("expecttest")
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 # With an autograd formula.
 DIFFERENTIABLE = {
-    "embedding_bag",
     "embedding",
     "pool_rows",
     "ragged_tile",
@@ -207,7 +206,6 @@ dynemb::feature_cross_ragged(Tensor[] x_values, Tensor[] x_offsets, Tensor[] y_v
 
     def test_lookup(self) -> None:
         shown = listing(
-            "embedding_bag",
             "embedding",
             "embedding_forward",
             "embedding_inference",
@@ -219,16 +217,11 @@ dynemb::feature_cross_ragged(Tensor[] x_values, Tensor[] x_offsets, Tensor[] y_v
         self.assertExpectedInline(
             shown,
             """\
-dynemb::embedding_bag(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[]
+dynemb::embedding(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[]
     dirty_bits, Tensor[] copy_on_write, Tensor row_clock, Tensor hyper, Tensor meta,
     Tensor init_data, Tensor[] pending, Tensor ids, Tensor handles, Tensor offsets,
     Tensor? per_sample_weights, Tensor grad_anchor, int[] feature_tables, int[]
     feature_dims, int pooling, int optimizer) -> (Tensor output, Tensor updates)
-dynemb::embedding(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[]
-    dirty_bits, Tensor[] copy_on_write, Tensor row_clock, Tensor hyper, Tensor meta,
-    Tensor init_data, Tensor[] pending, Tensor ids, Tensor handles, Tensor offsets, Tensor
-    grad_anchor, int[] feature_tables, int dim, int optimizer) -> (Tensor output, Tensor
-    updates)
 dynemb::embedding_forward(Tensor[] weights, Tensor[] generations, Tensor row_clock, Tensor
     meta, Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor?
     per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) -> (Tensor

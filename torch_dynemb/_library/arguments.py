@@ -143,7 +143,7 @@ _NEVER_EMPTY = (
     *("pool_rows_weight_grad", "ragged_tile", "ragged_tile_grad", "ragged_tile_weight_grad"),
     *("ragged_cutoff_2d", "ragged_cutoff_3d", "ragged_topk_index_cutoff", "ragged_to_dense"),
     *("ragged_indices", "feature_cross_ragged", "string_hash"),
-    *("embedding_bag", "bag_weight_grad"),
+    "bag_weight_grad",
 )
 
 # lists of features, and a list with an entry for each feature
@@ -232,8 +232,7 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
         ("x_weights", "x_weighted"),
         ("y_weights", "y_weighted"),
     ),
-    "embedding_bag": (_SLABS, _LOOKUP),
-    "embedding": (_SLABS,),
+    "embedding": (_SLABS, _LOOKUP),
     "embedding_inference": (_SLABS, _LOOKUP),
     "embedding_forward": (_SLABS, _LOOKUP),
     "find_and_read": (_SLABS, _LOOKUP),

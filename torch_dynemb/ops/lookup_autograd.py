@@ -374,29 +374,16 @@ def only_autograd_sees(ids: Tensor, offsets: Tensor, handles: Tensor | None = No
 
 # A traced program gets embedding_forward, which has no autograd formula, so that compiled code need
 # not run one on every call.
-def _bag_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+def _embedding_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
     *rows, ids, handles, offsets, weights, anchor, tables, dims, pooling, optimizer = arguments
-    kernel: Kernel = partial(
-        below_autograd, torch.ops.dynemb.embedding_bag.default, keyset, arguments
-    )
+    kernel: Kernel = partial(below_autograd, torch.ops.dynemb.embedding.default, keyset, arguments)
+    if pooling == Pooling.NONE:
+        weights = None  # the kernel does not read them
     if not needs_grad(weights, anchor):
         return kernel()
-    lookup = checked_lookup("embedding_bag", RowTensors(*rows), optimizer, tables, dims, pooling)
+    lookup = checked_lookup("embedding", RowTensors(*rows), optimizer, tables, dims, pooling)
     own_kernel = None if isinstance(ids, FunctionalTensor) else kernel
     return differentiable(lookup, own_kernel, ids, handles, offsets, weights, anchor)
 
 
-def _sequence_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-    *rows, ids, handles, offsets, anchor, tables, dim, optimizer = arguments
-    op = torch.ops.dynemb.embedding.default
-    kernel: Kernel = partial(below_autograd, op, keyset, arguments)
-    if not needs_grad(anchor):
-        return kernel()
-    dims, pooling = [dim] * len(tables), int(Pooling.NONE)
-    lookup = checked_lookup("embedding", RowTensors(*rows), optimizer, tables, dims, pooling)
-    own_kernel = None if isinstance(ids, FunctionalTensor) else kernel
-    return differentiable(lookup, own_kernel, ids, handles, offsets, None, anchor)
-
-
-register_autograd_kernel("embedding_bag", _bag_autograd)
-register_autograd_kernel("embedding", _sequence_autograd)
+register_autograd_kernel("embedding", _embedding_autograd)

@@ -38,7 +38,7 @@ class GroupConfig:
         storage: of the tables that have one; None: all rows are in the memory of the device.
         layout: the policies as kernels read them.
         hooked: by table, whether a hook decides on admission.
-        optimizer_code: argument of lookups, see :func:`torch_dynemb.ops.embedding_bag`.
+        optimizer_code: argument of lookups, see :func:`torch_dynemb.ops.embedding`.
 
     Raises:
         TypeError, ValueError: a wrong value, or tables that do not fit together.
