@@ -47,9 +47,9 @@ DYNEMB_DEFINE_OPS(m) {
       "(Tensor handles, Tensor moves, Tensor missing)");
   gpu.def("release_slots(Tensor tier_clock, int slab, int slots) -> ()");
   gpu.def("release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()");
-  gpu.def("end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()");
+  // Without a clock the step is not counted.
   m.def(
-      "advance_step_(Tensor buckets, Tensor tables, Tensor(a!) row_clock, Tensor(b!) clock, "
+      "end_step_(Tensor buckets, Tensor tables, Tensor(a!) row_clock, Tensor(b!)? clock, "
       "int? now) -> ()");
   host.def("simd_level() -> int");
   host.def("set_simd_level(int level) -> ()");
@@ -120,7 +120,7 @@ DYNEMB_DEFINE_OPS(m) {
       "Tensor names, "
       "int segment_bytes, int disk_bytes, int io) -> ()");
   store.def(
-      "store_read(Tensor tier_clock, int slab, Tensor handles, Tensor ids) "
+      "store_read(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int? pin) "
       "-> (Tensor records, Tensor found)");
   store.def(
       "store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int table, "
@@ -132,9 +132,6 @@ DYNEMB_DEFINE_OPS(m) {
   store.def("store_keep(Tensor tier_clock, Tensor[] files) -> ()");
   store.def("store_load(Tensor tier_clock, Tensor[] records, Tensor[] segments) -> ()");
   store.def("store_pin(Tensor tier_clock) -> Tensor");
-  store.def(
-      "store_read_pinned(Tensor tier_clock, int pin, int slab, Tensor handles, Tensor ids) "
-      "-> (Tensor records, Tensor found)");
   store.def("store_release(Tensor tier_clock, int pin) -> ()");
   store.def("store_stats(Tensor tier_clock) -> Tensor");
   store.def("store_close(Tensor tier_clock) -> ()");
@@ -142,12 +139,9 @@ DYNEMB_DEFINE_OPS(m) {
   // Owners of ids among shards, and distinct ids.
   m.def("mix_ids(Tensor ids) -> Tensor");
   m.def("unmix_ids(Tensor quotients, int parts, int part) -> Tensor");
-  for (const char* name : {"unique_ids", "unique_ids_padded"}) {
-    m.def((std::string(name) +
-           "(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor offsets, Tensor inverse, "
-           "Tensor counts)")
-              .c_str());
-  }
+  m.def(
+      "unique_ids(Tensor ids, Tensor offsets, bool padded) -> (Tensor ids, Tensor offsets, "
+      "Tensor inverse, Tensor counts)");
   m.def("id_owners(Tensor ids, int parts, int slots) -> Tensor");
   m.def(
       "ids_partition(Tensor ids, Tensor offsets, int parts, int slots) -> (Tensor ids, "

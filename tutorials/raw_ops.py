@@ -118,9 +118,7 @@ class HashedSum(nn.Module):
     def end_step(self) -> None:
         """End a training step: the optimizer's bias correction counts steps."""
         index = self.index()
-        torch.ops.dynemb.advance_step_(
-            index.buckets, index.tables, self.row_clock, index.clock, None
-        )
+        torch.ops.dynemb.end_step_(index.buckets, index.tables, self.row_clock, index.clock, None)
 
     def __len__(self) -> int:
         return int(self.index().tables[0, Table.SIZE])

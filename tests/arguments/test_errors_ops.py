@@ -66,7 +66,7 @@ def shorter(name: str, position: int) -> str | None:
         return None  # lists with room to spare
     if name == "reported_counts" or argument == "policy":
         return None  # of any number of tables; rows that this call does not name
-    if name in ("merge_grad_", "advance_step_") and argument in ("row_clock", "buckets"):
+    if name in ("merge_grad_", "end_step_") and argument in ("row_clock", "buckets"):
         return None  # of any number of tables
     if name in ("copy_before_write_", "take_unchanged_rows_"):
         return {
@@ -79,7 +79,7 @@ def shorter(name: str, position: int) -> str | None:
         return None  # of rows that have no owner
     if name == "changed_ids_" and argument in ("before", "now"):
         return r"before has \d+ rows of \d columns, expected as many as now, \d+"
-    if name == "advance_step_":
+    if name == "end_step_":
         return r"clock\.size\(0\) is \d, expected \d"
     if name == "read_blocks":
         return "cannot open" if argument == "path" else None  # of any number of blocks

@@ -24,8 +24,8 @@ def test_padded_ids_can_be_captured_and_others_say_why_not() -> None:
     ids, offsets = torch.tensor([3, 3, 5]), torch.tensor([0, 2, 3])
     with EmulatedCuda():
         set_capturing(True)
-        assert ops.unique_ids_padded(ids, offsets).ids.tolist() == [3, 5, 0]
-        with pytest.raises(RuntimeError, match="captured: call unique_ids_padded"):
+        assert ops.unique_ids(ids, offsets, padded=True).ids.tolist() == [3, 5, 0]
+        with pytest.raises(RuntimeError, match="captured: give padded=True"):
             ops.unique_ids(ids, offsets)
         with pytest.raises(RuntimeError, match="captured: take ids_partition out of it"):
             ops.ids_partition(ids, offsets, parts=2)

@@ -114,7 +114,7 @@ def test_forward_and_backward(
     make: Callable[[], Any], arguments: tuple[Any, ...], launching: list[str], views: int
 ) -> None:
     calls = calls_of_a_step(make(), *arguments)
-    assert calls == Calls(launching, views, ["advance_step_"])
+    assert calls == Calls(launching, views, ["end_step_"])
 
 
 @pytest.mark.parametrize("features", [2, 20])
@@ -127,14 +127,14 @@ def test_sequences_of_any_number_of_features(features: int) -> None:
     ids: dict[str, Tensor] = {name: FLAT[: 2 + f % 3] for f, name in enumerate(names)}
     calls = calls_of_a_step(collection, ids)
     launching = ["ids_concat", *LOOKUP[:2], "unsafe_split_with_sizes", "cat", LOOKUP[2]]
-    assert calls == Calls(launching, 0, ["advance_step_"])
+    assert calls == Calls(launching, 0, ["end_step_"])
 
 
 def test_step_with_scores() -> None:
     """The time is part of the same call."""
     policy = td.Policy(score=("timestamp", "frequency"), capacity=100, ttl=10)
     module = td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1), policy=policy)
-    assert calls_of_a_step(module, FLAT) == Calls(LOOKUP, 0, ["advance_step_"])
+    assert calls_of_a_step(module, FLAT) == Calls(LOOKUP, 0, ["end_step_"])
 
 
 def test_split_mode() -> None:
@@ -142,4 +142,4 @@ def test_split_mode() -> None:
     calls = calls_of_a_step(module, FLAT)
     assert calls.launching == ["find_or_insert_", "embedding", "accumulate_grad_"]
     views = ["slice", "select"]  # of the update count, and of the numbers of gradients
-    assert calls.step == ["merge_grad_", "apply_grad_", "zero_", "advance_step_", *views]
+    assert calls.step == ["merge_grad_", "apply_grad_", "zero_", "end_step_", *views]

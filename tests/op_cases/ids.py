@@ -29,6 +29,10 @@ UNIQUE_CASES: dict[str, Case] = {
 }
 
 
+def unique_arguments(case: str, padded: bool) -> OpArguments:
+    return *UNIQUE_CASES[case](), padded
+
+
 def partition_arguments(case: str, parts: int, slots: int) -> OpArguments:
     return *UNIQUE_CASES[case](), parts, slots
 
@@ -36,8 +40,12 @@ def partition_arguments(case: str, parts: int, slots: int) -> OpArguments:
 CASES: dict[str, dict[str, Case]] = {
     "mix_ids": {"": lambda: (torch.tensor([5, -1, 2**63 - 1]),)},
     "unmix_ids": {"": lambda: (torch.tensor([5, -1, 2**60]), 8, 3)},
-    "unique_ids": UNIQUE_CASES,
-    "unique_ids_padded": UNIQUE_CASES,
+    "unique_ids": {
+        **{name: partial(unique_arguments, name, False) for name in UNIQUE_CASES},
+        **{
+            f"{name} padded".strip(): partial(unique_arguments, name, True) for name in UNIQUE_CASES
+        },
+    },
     "id_owners": {"": lambda: (torch.tensor([5, -1, 2**63 - 1, -(2**63)]), 3, 65536)},
     "ids_partition": {
         name: partial(partition_arguments, case, parts, slots)

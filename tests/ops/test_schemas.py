@@ -115,7 +115,6 @@ dynemb::set_handles_(Tensor(a!) buckets, Tensor tables, Tensor meta, Tensor ids,
                 "mix_ids",
                 "unmix_ids",
                 "unique_ids",
-                "unique_ids_padded",
                 "id_owners",
                 "ids_partition",
                 "ids_concat",
@@ -124,10 +123,8 @@ dynemb::set_handles_(Tensor(a!) buckets, Tensor tables, Tensor meta, Tensor ids,
             """\
 dynemb::mix_ids(Tensor ids) -> Tensor
 dynemb::unmix_ids(Tensor quotients, int parts, int part) -> Tensor
-dynemb::unique_ids(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor offsets, Tensor
-    inverse, Tensor counts)
-dynemb::unique_ids_padded(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor offsets,
-    Tensor inverse, Tensor counts)
+dynemb::unique_ids(Tensor ids, Tensor offsets, bool padded) -> (Tensor ids, Tensor
+    offsets, Tensor inverse, Tensor counts)
 dynemb::id_owners(Tensor ids, int parts, int slots) -> Tensor
 dynemb::ids_partition(Tensor ids, Tensor offsets, int parts, int slots) -> (Tensor ids,
     Tensor lengths, Tensor inverse, Tensor counts)
@@ -308,7 +305,7 @@ dynemb::embedding_backward_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tens
 
     def test_machine(self) -> None:
         shown = listing(
-            "advance_step_",
+            "end_step_",
             "reserve",
             "release_",
             "available_memory",
@@ -324,8 +321,8 @@ dynemb::embedding_backward_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tens
         self.assertExpectedInline(
             shown,
             """\
-dynemb::advance_step_(Tensor buckets, Tensor tables, Tensor(a!) row_clock, Tensor(b!)
-    clock, int? now) -> ()
+dynemb::end_step_(Tensor buckets, Tensor tables, Tensor(a!) row_clock, Tensor(b!)? clock,
+    int? now) -> ()
 dynemb::reserve(int[] size, int dtype, bool huge_pages) -> Tensor
 dynemb::release_(Tensor(a!) tensor, int begin, int end) -> ()
 dynemb::available_memory() -> int
@@ -353,7 +350,6 @@ dynemb::bind_tiers(Tensor buckets, Tensor[] places, Tensor[] slots, Tensor[] fre
     fraction, int[] limits, int host_bytes) -> ()
 dynemb::cuda_architectures() -> int[]
 dynemb::end_epoch_(Tensor(a!) tier_clock) -> ()
-dynemb::end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()
 dynemb::raise_device_errors(int device) -> ()
 dynemb::release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()
 dynemb::release_slots(Tensor tier_clock, int slab, int slots) -> ()
@@ -383,10 +379,8 @@ dynemb::store_open(Tensor tier_clock, Tensor path, Tensor[] places, Tensor[] slo
     Tensor[] free_slots, Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor
     tiered, Tensor names, int segment_bytes, int disk_bytes, int io) -> ()
 dynemb::store_pin(Tensor tier_clock) -> Tensor
-dynemb::store_read(Tensor tier_clock, int slab, Tensor handles, Tensor ids) -> (Tensor
-    records, Tensor found)
-dynemb::store_read_pinned(Tensor tier_clock, int pin, int slab, Tensor handles, Tensor
-    ids) -> (Tensor records, Tensor found)
+dynemb::store_read(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int? pin) ->
+    (Tensor records, Tensor found)
 dynemb::store_release(Tensor tier_clock, int pin) -> ()
 dynemb::store_stats(Tensor tier_clock) -> Tensor
 dynemb::store_sync(Tensor tier_clock) -> (Tensor[] records, Tensor[] segments)

@@ -139,7 +139,7 @@ _ANY_NUMBER = (*((op, "optimizer") for op in _UPDATE_OPS),)
 
 # ops with offsets that are never empty: the begin of each part, and the end of the last
 _NEVER_EMPTY = (
-    *("unique_ids", "unique_ids_padded", "ids_partition", "pool_rows", "pool_rows_grad"),
+    *("unique_ids", "ids_partition", "pool_rows", "pool_rows_grad"),
     *("pool_rows_weight_grad", "ragged_tile", "ragged_tile_grad", "ragged_tile_weight_grad"),
     *("ragged_cutoff_2d", "ragged_cutoff_3d", "ragged_topk_index_cutoff", "ragged_to_dense"),
     *("ragged_indices", "feature_cross_ragged", "string_hash"),
@@ -416,6 +416,8 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
             f"state has {len(given['state'])} tensors, expected a multiple of the "
             f"{len(given['weights'])} slabs",
         )
+    if op == "end_step_" and given["clock"] is None and given["now"] is not None:
+        _refuse(op, f"now is {given['now']} without a clock, which would have it: give both")
     if op == "string_hash":
         _check_string_hash(op, given["hash"], given["seed"])
     if op in _UPDATE_OPS and not 0 <= given["optimizer"] < len(_optimizer_names()):

@@ -43,12 +43,11 @@ from torch_dynemb.ops.lookup import (  # noqa: E402
     row_lookup,
 )
 from torch_dynemb.ops.memory import (  # noqa: E402
-    advance_step_,
     available_cuda_memory,
     available_memory,
     being_changed,
     bind_group,
-    end_step,
+    end_step_,
     has_cuda_kernels,
     locked,
     raise_device_errors,
@@ -91,7 +90,6 @@ from torch_dynemb.ops.routing import (  # noqa: E402
     ids_partition,
     mix_ids,
     unique_ids,
-    unique_ids_padded,
     unmix_ids,
 )
 from torch_dynemb.ops.scores import combine_scores_, get_scores, set_scores_  # noqa: E402
@@ -120,7 +118,6 @@ from torch_dynemb.ops.store import (  # noqa: E402
     store_open,
     store_pin,
     store_read,
-    store_read_pinned,
     store_release,
     store_stats,
     store_submit,
@@ -194,7 +191,6 @@ __all__ = [
     "TierTensors",
     "UniqueIds",
     "accumulate_grad_",
-    "advance_step_",
     "available_cuda_memory",
     "available_memory",
     "bag_weight_grad",
@@ -213,7 +209,7 @@ __all__ = [
     "embedding",
     "embedding_inference",
     "end_epoch_",
-    "end_step",
+    "end_step_",
     "erase_",
     "export_batch",
     "farmhash",
@@ -295,7 +291,6 @@ __all__ = [
     "store_open",
     "store_pin",
     "store_read",
-    "store_read_pinned",
     "store_release",
     "store_stats",
     "store_submit",
@@ -305,6 +300,5 @@ __all__ = [
     "take_slots_",
     "take_unchanged_rows_",
     "unique_ids",
-    "unique_ids_padded",
     "unmix_ids",
 ]
