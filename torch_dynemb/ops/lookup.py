@@ -22,6 +22,7 @@ from torch_dynemb.ops.lookup_autograd import (
     checked_lookup,
     differentiable,
     insert_and_read,
+    lookup_forward,
     only_autograd_sees,
 )
 from torch_dynemb.ops.tensors import IndexTensors, LookupBatch, RowTensors
@@ -97,7 +98,7 @@ def embedding(
 
     Raises:
         TypeError, ValueError: dtype, shape or device of per_sample_weights; or an unknown
-            optimizer, if the backward is needed.
+            optimizer.
         RuntimeError: another argument does not fit the rows. On a GPU, wrong values of tensors are
             reported by a later op. Raised by the backward: create_graph=True, or rows that were
             updated since the forward, where the optimizer does not allow for it.
@@ -107,9 +108,11 @@ def embedding(
         weights = None
     else:
         check_weights("embedding", batch)
-    if needs_grad(weights, grad_anchor) and only_autograd_sees(ids, offsets, handles):
+    if only_autograd_sees(ids, offsets, handles):
         lookup = checked_lookup("embedding", rows, optimizer, [*tables], [*dims], pooling)
-        return differentiable(lookup, None, ids, handles, offsets, weights, grad_anchor)[0]
+        if needs_grad(weights, grad_anchor):
+            return differentiable(lookup, None, ids, handles, offsets, weights, grad_anchor)[0]
+        return lookup_forward(lookup, ids, handles, offsets, weights)[0]
     output, _ = torch.ops.dynemb.embedding(
         *rows, ids, handles, offsets, weights, grad_anchor, tables, dims, pooling, optimizer
     )

@@ -254,7 +254,7 @@ class _DifferentiableLookup(torch.autograd.Function):
         grad_anchor: Tensor,
     ) -> tuple[Tensor, Tensor]:
         output, updates = (
-            _forward(lookup, ids, handles, offsets, per_sample_weights)
+            lookup_forward(lookup, ids, handles, offsets, per_sample_weights)
             if own_kernel is None
             else own_kernel()
         )
@@ -317,13 +317,14 @@ _APPLY_GRAD = torch.ops.dynemb.apply_grad_.default
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
 
 
-def _forward(
+def lookup_forward(
     lookup: Lookup,
     ids: Tensor,
     handles: Tensor,
     offsets: Tensor,
     per_sample_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
+    """Return the outputs of a lookup, without its backward."""
     rows = lookup.rows
     result: tuple[Tensor, Tensor] = _FORWARD(
         rows.weights,

@@ -24,6 +24,9 @@ _DTYPE_CODES = {
     torch.float16: 4,
     torch.uint8: 5,
 }
+_END_STEP = torch.ops.dynemb.end_step_.default
+# Inductor ends a CUDA graph before it. The ABI of the compiled library has no tags.
+_END_STEP.tags.append(torch.Tag.cudagraph_unsafe)
 # a constant, because what asks torch's dispatcher is not compiled
 _HAS_CUDA_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key(
     "dynemb::reserve_cuda", "CompositeExplicitAutograd"
@@ -198,9 +201,8 @@ def end_step_(
     """End a training step of a group.
 
     Count the step. On a GPU, update the counts of :func:`reported_counts` without waiting. If a
-    lookup of the group has been captured in a CUDA graph, make room for the next replays: call this
-    after every replay, because the fourth replay without it may refuse new ids, which a later op
-    reports.
+    lookup of the group has been captured in a CUDA graph, make room for the next replays. Call this
+    after every replay: without it, the fourth one may refuse new ids, which a later op reports.
 
     Args:
         index: of the tables; clock changes.
@@ -214,11 +216,7 @@ def end_step_(
             bound; or the current stream is being captured.
     """
     clock = index.clock if counted else None
-    torch.ops.dynemb.end_step_(index.buckets, index.tables, rows.row_clock, clock, now)
-
-
-# Inductor ends a CUDA graph before it. The ABI of the compiled library has no tags.
-torch.ops.dynemb.end_step_.default.tags.append(torch.Tag.cudagraph_unsafe)
+    _END_STEP(index.buckets, index.tables, rows.row_clock, clock, now)
 
 
 @register_fake("end_step_")

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from torch_dynemb._library.library import raises_typed_errors, register_fake
 
+_UNIQUE_IDS = torch.ops.dynemb.unique_ids.default
+
 
 class UniqueIds(NamedTuple):
     """Result of :func:`unique_ids`.
@@ -96,7 +98,7 @@ def unique_ids(ids: Tensor, offsets: Tensor, *, padded: bool = False) -> UniqueI
         >>> unique_ids(ids, offsets, padded=True).counts
         tensor([2, 1, 1, 0])
     """
-    return UniqueIds(*torch.ops.dynemb.unique_ids(ids, offsets, padded))
+    return UniqueIds(*_UNIQUE_IDS(ids, offsets, padded))
 
 
 @raises_typed_errors
