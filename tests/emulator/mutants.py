@@ -25,6 +25,7 @@ class Mutant:
         old, new: text; the file has the old one once.
         op: its cases show the fault.
         compiled: sources that have the kernels of a header; () for a source.
+        cases: part of the names of the cases to run; "": all cases of the op.
     """
 
     what: str
@@ -34,6 +35,7 @@ class Mutant:
     new: str
     op: str
     compiled: tuple[str, ...] = ()
+    cases: str = ""
 
     @property
     def family(self) -> str:
@@ -74,6 +76,7 @@ MUTANTS = (
         "flags[i] = keys[i] != missing && (i == 0 ||",
         "flags[i] = keys[i] != missing && ((!MUTANT && i == 0) ||",
         "embedding_backward_",
+        cases=" sgd",
     ),
     Mutant(
         "pieces of runs are counted by plain additions",
@@ -83,6 +86,7 @@ MUTANTS = (
         "first = static_cast<int>(emulator::add(MUTANT, "
         "reinterpret_cast<unsigned long long*>(head + kRunPieces),",
         "embedding_backward_",
+        cases=" sgd",
     ),
     Mutant(
         "entries behind the last one are not cleared",
@@ -146,7 +150,7 @@ MUTANTS = (
         *("races", "optimizer/row_update.cuh"),
         "__syncwarp(group.mask());  // all lanes have read",
         "if (!MUTANT) __syncwarp(group.mask());  // all lanes have read",
-        *("embedding_backward_", ("optimizer/part_2.cu",)),
+        *("embedding_backward_", ("optimizer/part_2.cu",), " rowwise_adagrad"),
     ),
     Mutant(
         "one entry more than there are",
@@ -154,6 +158,7 @@ MUTANTS = (
         "for (int64_t t = threadIdx.x; t < table_count; t += blockDim.x) {",
         "for (int64_t t = threadIdx.x; t < table_count + MUTANT; t += blockDim.x) {",
         "embedding_backward_",
+        cases=" sgd",
     ),
     Mutant(
         "one slot more than tiles have",
@@ -218,6 +223,7 @@ MUTANTS = (
         "if (i >= features.count) return;",
         "if (i >= features.count + MUTANT) return;",
         "embedding",
+        cases="rows",
     ),
     Mutant(
         "threads read a key before it is written",
@@ -240,6 +246,7 @@ MUTANTS = (
         "for (int64_t i = threadIdx.x; i < count + MUTANT; i += blockDim.x) "
         "to[i] = words.value[i];",
         "embedding",
+        cases="rows",
     ),
     Mutant(
         "worths of slots are counted by plain additions",
