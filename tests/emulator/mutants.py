@@ -220,8 +220,8 @@ MUTANTS = (
     Mutant(
         "one id more than there are",
         *("bounds", "rows/lookup.cu"),
-        "if (i >= features.count) return;",
-        "if (i >= features.count + MUTANT) return;",
+        "if (own < features.count) {",
+        "if (own < features.count + MUTANT) {",
         "embedding",
         cases="rows",
     ),
@@ -251,8 +251,8 @@ MUTANTS = (
     Mutant(
         "worths of slots are counted by plain additions",
         *("races", "storage/victims.cu"),
-        "atomicAdd(count, 1ULL);",
-        "emulator::add(MUTANT, count, 1ULL);",
+        "atomicAdd(counts + slot_worth(words[kSlotUse], now), 1U);",
+        "emulator::add(MUTANT, counts + slot_worth(words[kSlotUse], now), 1U);",
         "stage_",
     ),
     Mutant(
