@@ -9,7 +9,6 @@
 #include <array>
 #include <string>
 
-#include "core/optimizers.h"
 #include "library.h"
 #include "op_tags.h"
 
@@ -48,14 +47,15 @@ DYNEMB_DEFINE_OPS(m) {
       "(Tensor handles, Tensor moves, Tensor missing)");
   gpu.def("release_slots(Tensor tier_clock, int slab, int slots) -> ()");
   gpu.def("release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()");
-  gpu.def("end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()");
+  // Without a clock the step is not counted.
   m.def(
-      "advance_step_(Tensor buckets, Tensor tables, Tensor(a!) row_clock, Tensor(b!) clock, "
+      "end_step_(Tensor buckets, Tensor tables, Tensor(a!) row_clock, Tensor(b!)? clock, "
       "int? now) -> ()");
   host.def("simd_level() -> int");
   host.def("set_simd_level(int level) -> ()");
   host.def("compiled_with() -> int[]");
   host.def("op_tags() -> str[]");
+  host.def("optimizer_names() -> str[]");
   gpu.def("cuda_architectures() -> int[]");
 
   // Checksum of the memory of a tensor, as in files.
@@ -120,7 +120,7 @@ DYNEMB_DEFINE_OPS(m) {
       "Tensor names, "
       "int segment_bytes, int disk_bytes, int io) -> ()");
   store.def(
-      "store_read(Tensor tier_clock, int slab, Tensor handles, Tensor ids) "
+      "store_read(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int? pin) "
       "-> (Tensor records, Tensor found)");
   store.def(
       "store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int table, "
@@ -132,9 +132,6 @@ DYNEMB_DEFINE_OPS(m) {
   store.def("store_keep(Tensor tier_clock, Tensor[] files) -> ()");
   store.def("store_load(Tensor tier_clock, Tensor[] records, Tensor[] segments) -> ()");
   store.def("store_pin(Tensor tier_clock) -> Tensor");
-  store.def(
-      "store_read_pinned(Tensor tier_clock, int pin, int slab, Tensor handles, Tensor ids) "
-      "-> (Tensor records, Tensor found)");
   store.def("store_release(Tensor tier_clock, int pin) -> ()");
   store.def("store_stats(Tensor tier_clock) -> Tensor");
   store.def("store_close(Tensor tier_clock) -> ()");
@@ -142,12 +139,9 @@ DYNEMB_DEFINE_OPS(m) {
   // Owners of ids among shards, and distinct ids.
   m.def("mix_ids(Tensor ids) -> Tensor");
   m.def("unmix_ids(Tensor quotients, int parts, int part) -> Tensor");
-  for (const char* name : {"unique_ids", "unique_ids_padded"}) {
-    m.def((std::string(name) +
-           "(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor offsets, Tensor inverse, "
-           "Tensor counts)")
-              .c_str());
-  }
+  m.def(
+      "unique_ids(Tensor ids, Tensor offsets, bool padded) -> (Tensor ids, Tensor offsets, "
+      "Tensor inverse, Tensor counts)");
   m.def("id_owners(Tensor ids, int parts, int slots) -> Tensor");
   m.def(
       "ids_partition(Tensor ids, Tensor offsets, int parts, int slots) -> (Tensor ids, "
@@ -165,9 +159,8 @@ DYNEMB_DEFINE_OPS(m) {
   m.def(
       "multi_hash(Tensor[] values, int[] multipliers, int[] primes, int[] buckets, int[] hashes) "
       "-> Tensor[]");
-  m.def("farmhash(Tensor[] values, Tensor[] offsets) -> Tensor[]");
-  m.def("murmurhash(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]");
-  m.def("murmurhash64a(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]");
+  // hash: see core/features/string_hash.h.
+  m.def("string_hash(Tensor[] values, Tensor[] offsets, int hash, int seed) -> Tensor[]");
 
   // Rows of a plain tensor, such as those received from other shards.
   m.def(
@@ -268,19 +261,12 @@ DYNEMB_DEFINE_OPS(m) {
   // the autograd formula: its backward updates the rows, or appends to pending. The second output
   // is the number of updates of the rows.
   m.def(
-      "embedding_bag(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[] dirty_bits, "
-      "Tensor[] copy_on_write, Tensor row_clock, "
-      "Tensor hyper, Tensor meta, Tensor init_data, Tensor[] pending, Tensor ids, Tensor handles, "
-      "Tensor offsets, Tensor? per_sample_weights, Tensor grad_anchor, int[] feature_tables, int[] "
-      "feature_dims, "
-      "int pooling, int optimizer) -> (Tensor output, Tensor updates)");
-  m.def(
       "embedding(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[] dirty_bits, "
-      "Tensor[] copy_on_write, Tensor row_clock, "
-      "Tensor hyper, Tensor meta, Tensor init_data, Tensor[] pending, Tensor ids, Tensor handles, "
-      "Tensor offsets, Tensor grad_anchor, int[] feature_tables, int dim, int optimizer) "
+      "Tensor[] copy_on_write, Tensor row_clock, Tensor hyper, Tensor meta, Tensor init_data, "
+      "Tensor[] pending, Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights, "
+      "Tensor grad_anchor, int[] feature_tables, int[] feature_dims, int pooling, int optimizer) "
       "-> (Tensor output, Tensor updates)");
-  // Their forward without the formula: called by the formula, and by code compiled by
+  // Its forward without the formula: called by the formula, and by code compiled by
   // torch.compile.
   m.def(
       "embedding_forward(Tensor[] weights, Tensor[] generations, Tensor row_clock, Tensor meta, "
@@ -368,8 +354,7 @@ DYNEMB_DEFINE_OPS(m) {
             .c_str());
   m.def(("merge_grad_(" + pending + ", Tensor(f!) row_clock) -> ()").c_str());
 
-  // Rows. For every optimizer: <name>_update_ applies the result of reduce_grad, <name>_backward_
-  // reduces and applies in one pass.
+  // Rows.
   m.def(
       "materialize_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
       "Tensor(d!)[] dirty_bits, Tensor(e!)[] copy_on_write, Tensor buckets, Tensor tables, Tensor "
@@ -382,22 +367,19 @@ DYNEMB_DEFINE_OPS(m) {
   host.def(
       "take_unchanged_rows_(Tensor weights, Tensor[] state, Tensor(a!) copy_on_write, Tensor rows, "
       "Tensor(b!) out_weights, Tensor(c!)[] out_state) -> ()");
-#define DYNEMB_NAME_OF(name, Optimizer) #name,
-  constexpr const char* kOptimizers[] = {DYNEMB_FOR_EACH_OPTIMIZER(DYNEMB_NAME_OF)};
-#undef DYNEMB_NAME_OF
-  for (const char* name : kOptimizers) {
-    const std::string rows =
-        "Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
-        "Tensor(d!)[] dirty_bits, Tensor(e!)[] copy_on_write, Tensor(f!) row_clock, Tensor hyper, "
-        "Tensor meta, Tensor init_data, ";
-    m.def((std::string(name) + "_update_(" + rows +
-           "Tensor[] handles, Tensor[] ids, Tensor[] tables, Tensor[] gradients, Tensor counts, "
-           "Tensor updates, int[] updated_tables) -> ()")
-              .c_str());
-    m.def((std::string(name) + "_backward_(" + rows +
-           "Tensor grad_output, Tensor ids, Tensor handles, Tensor offsets, "
-           "Tensor? per_sample_weights, Tensor updates, int[] feature_tables, "
-           "int[] feature_dims, int pooling) -> ()")
-              .c_str());
-  }
+  // Updates by an optimizer, a position in what optimizer_names returns: embedding_backward_
+  // reduces the gradient of a lookup and applies it in one pass, apply_grad_ applies a reduced one.
+  const std::string rows =
+      "Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
+      "Tensor(d!)[] dirty_bits, Tensor(e!)[] copy_on_write, Tensor(f!) row_clock, Tensor hyper, "
+      "Tensor meta, Tensor init_data, ";
+  m.def(("embedding_backward_(" + rows +
+         "Tensor grad_output, Tensor ids, Tensor handles, Tensor offsets, "
+         "Tensor? per_sample_weights, Tensor updates, int[] feature_tables, "
+         "int[] feature_dims, int pooling, int optimizer) -> ()")
+            .c_str());
+  m.def(("apply_grad_(" + rows +
+         "Tensor[] handles, Tensor[] ids, Tensor[] tables, Tensor[] gradients, Tensor counts, "
+         "Tensor updates, int[] updated_tables, int optimizer) -> ()")
+            .c_str());
 }

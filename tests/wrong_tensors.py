@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_cases import CASES, OPTIMIZERS, schema
+from op_cases import CASES, schema
 from torch import Tensor
 
 # Given to the lookups for their backward only.
@@ -16,11 +16,6 @@ UNREAD_IN_FORWARD = {
     *("state", "dirty_bits", "copy_on_write"),
     *("hyper", "pending", "grad_anchor"),
 }
-
-
-# All optimizers check their arguments by one function: without state, of a value per weight, of one
-# per row, and with steps.
-OF_MANY = {"sgd", "adam", "rowwise_adagrad", "smart_decay_adam"}
 
 
 # Tensors, and lists of some, of any shape.
@@ -35,12 +30,6 @@ ANY_SHAPE = {
 }
 # Values of any dtype, and lists of some.
 ANY_DTYPE = ("values", "dense", "tensor", "data")
-
-
-def checked_names() -> list[str]:
-    """All ops that have cases, but of the optimizers a few."""
-    others = tuple(f"{name}_" for name in set(OPTIMIZERS) - OF_MANY)
-    return [name for name in sorted(CASES) if not name.startswith(others)]
 
 
 def all_tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
@@ -69,15 +58,13 @@ def strided(tensor: Tensor) -> Tensor:
 
 def tensor_arguments() -> Iterator[Any]:
     """Every tensor argument of every op that the op itself reads."""
-    for name in checked_names():
+    for name in sorted(CASES):
         for position, argument in enumerate(schema(name).arguments):
-            unread = name in ("embedding", "embedding_bag") and argument.name in UNREAD_IN_FORWARD
-            # of the case: SGD has no state, and rows are copied on write during a save only
+            unread = name == "embedding" and argument.name in UNREAD_IN_FORWARD
+            # of the case: rows are copied on write during a save only
             is_list = str(argument.type) == "List[Tensor]"
-            no_state = (name.startswith("sgd_") and argument.name == "state") or (
-                argument.name == "copy_on_write" and is_list
-            )
-            if "Tensor" in str(argument.type) and not unread and not no_state:
+            no_copies = argument.name == "copy_on_write" and is_list
+            if "Tensor" in str(argument.type) and not unread and not no_copies:
                 yield pytest.param(name, position, id=f"{name} {argument.name}")
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb.initializers import InitData
-from torch_dynemb.ops import OPTIMIZER_NAMES, IndexTensors, RowTensors
+from torch_dynemb.ops import IndexTensors, RowTensors
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,
@@ -59,7 +59,7 @@ class HashedSum(nn.Module):
     def __init__(self, ids: int, dim: int, optimizer: td.Adam, seed: int = 0) -> None:
         super().__init__()
         self.dim = dim
-        self.optimizer = OPTIMIZER_NAMES.index(optimizer.op_name)
+        self.optimizer = optimizer.kernel_number
         self.grad_anchor = nn.Parameter(torch.zeros(1))  # autograd runs the backward because of it
         index, rows = _empty_table(ids, dim, optimizer, seed)
         # A buffer for each tensor, so that state_dict() saves the whole table. The names are those
@@ -90,7 +90,7 @@ class HashedSum(nn.Module):
                 *rows.read, ids, handles, offsets, None, FEATURE_TABLES, [self.dim], SUM
             )
         handles = torch.ops.dynemb.find_or_insert_(*index, ids, offsets, None, FEATURE_TABLES, [])
-        output, _ = torch.ops.dynemb.embedding_bag(
+        output, _ = torch.ops.dynemb.embedding(
             *rows, ids, handles, offsets, None, self.grad_anchor, FEATURE_TABLES, [self.dim], SUM,
             self.optimizer,
         )  # fmt: skip
@@ -118,9 +118,7 @@ class HashedSum(nn.Module):
     def end_step(self) -> None:
         """End a training step: the optimizer's bias correction counts steps."""
         index = self.index()
-        torch.ops.dynemb.advance_step_(
-            index.buckets, index.tables, self.row_clock, index.clock, None
-        )
+        torch.ops.dynemb.end_step_(index.buckets, index.tables, self.row_clock, index.clock, None)
 
     def __len__(self) -> int:
         return int(self.index().tables[0, Table.SIZE])

@@ -30,7 +30,7 @@ from benchmarks.gpu.small_shapes import (
     differences,
     finish,
     parts_of,
-    wanted_of,
+    wanted_ops,
 )
 from benchmarks.gpu.value_calls import ValueCalls
 
@@ -257,7 +257,7 @@ def main() -> None:
         print("\n".join(failures))
         raise SystemExit(f"{len(failures)} of {len(done)} parts have not passed: {failures[0]}")
     ran = {op for one in done for op in one.ops}
-    if options.jobs == 1 and (not_run := sorted(wanted_of(device, options.optimizers) - ran)):
+    if options.jobs == 1 and (not_run := sorted(wanted_ops(device) - ran)):
         raise SystemExit(f"ops that were not run: {', '.join(not_run)}")
     print(f"{len(done)} parts, {len(ran)} ops ran on {device}, results equal the CPU's")
 

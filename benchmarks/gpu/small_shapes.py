@@ -29,12 +29,12 @@ from torch_dynemb.storage.cuda import CudaMemory
 from torch_dynemb.table import group as table_group
 
 
-def _names_an_op(kind: object) -> bool:
-    return isinstance(kind, type) and "op_name" in vars(kind)
+def _is_config(kind: object) -> bool:
+    return isinstance(kind, type) and "kernel_name" in vars(kind)
 
 
 OPTIMIZERS: dict[str, td.optim.OptimizerConfig] = {
-    **{kind.op_name: kind(lr=0.1) for kind in vars(td.optim).values() if _names_an_op(kind)},
+    **{kind.kernel_name: kind(lr=0.1) for kind in vars(td.optim).values() if _is_config(kind)},
     # with options that kernels branch on
     "adagrad": td.Adagrad(lr=0.1, initial_accumulator_value=0.5),
     "rowwise_adagrad": td.RowWiseAdagrad(lr=0.1, initial_accumulator_value=0.5),
@@ -282,10 +282,11 @@ class TableCalls(Calls):
         for slab, count in enumerate(pending.counts[:, 0].tolist()):
             self.keep(f"merged {slab}", pending.handles[slab][:count])
             self.keep(f"sums {slab}", pending.gradients[slab][:count].nan_to_num())
-        update = getattr(torch.ops.dynemb, f"{self.optimizer}_update_")
         updates = group.rows.row_clock[len(tables) + RowClock.UPDATES].reshape(1).clone()
         counts = pending.counts[:, 0].contiguous()
-        update(*group.rows.updated, *pending[:-1], counts, updates, features)
+        number = OPTIMIZERS[self.optimizer].kernel_number
+        given = (*pending[:-1], counts, updates, features, number)
+        torch.ops.dynemb.apply_grad_(*group.rows.updated, *given)
         pending.counts.zero_()
         group.end_step()
         self.keep("split", group.rows.row_clock)
@@ -380,9 +381,9 @@ class TableCalls(Calls):
         reduced = ops.reduce_grad(group.rows, gradient, batch, handles)
         self.keep("reduce_grad", *reduced.handles, *reduced.gradients, reduced.counts)
         position = len(group.config.tables) + RowClock.UPDATES
-        update = getattr(torch.ops.dynemb, f"{self.optimizer}_update_")
         updates = group.rows.row_clock[position : position + 1].clone()
-        update(*group.rows.updated, *reduced, updates, tables)
+        number = OPTIMIZERS[self.optimizer].kernel_number
+        torch.ops.dynemb.apply_grad_(*group.rows.updated, *reduced, updates, tables, number)
 
 
 @dataclass(frozen=True)
@@ -453,14 +454,6 @@ def differences(expected: dict[str, Tensor], given: dict[str, Tensor]) -> list[s
     return names
 
 
-def wanted_of(device: torch.device, optimizers: Sequence[str]) -> set[str]:
-    """Return the ops that a program with all its parts calls with some optimizers."""
-    wanted = wanted_ops(device)
-    if len(optimizers) < len(OPTIMIZERS):
-        wanted = {name for name in wanted if not name.endswith(("_update_", "_backward_"))}
-    return wanted
-
-
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: a check")
@@ -481,7 +474,7 @@ def main() -> None:
         raise SystemExit(f"{len(given.failures)} parts failed: {given.failures[0][:200]}")
     if wrong := differences(expected.results, given.results):
         raise SystemExit(f"{len(wrong)} results differ from the CPU's: {', '.join(wrong[:20])}")
-    wanted = set() if options.parts else wanted_of(device, options.optimizers)
+    wanted = set() if options.parts else wanted_ops(device)
     if not_run := sorted(wanted - given.ops):
         raise SystemExit(f"ops that were not run: {', '.join(not_run)}")
     print(f"{len(given.ops)} ops ran on {device}, {len(given.results)} results equal the CPU's")

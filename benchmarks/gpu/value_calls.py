@@ -56,7 +56,7 @@ class ValueCalls(Calls):
             "few": (ids, self.tensor([0, 2, 2, 5])),
             "many": (many, bounds),
         }.items():
-            self.keep(f"unique {name}", *ops.unique_ids_padded(*given))
+            self.keep(f"unique {name}", *ops.unique_ids(*given, padded=True))
             self.keep(f"partition {name}", *ops.ids_partition(*given, parts=3))
         self.keep(
             "owners", ops.id_owners(ids, parts=3, slots=7), ops.ids_encode([ids, many], [0, 1])

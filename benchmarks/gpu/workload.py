@@ -109,9 +109,6 @@ class Ours:
         first = tables + RowClock.UPDATES
         # backward ops compare the count of the forward with this: a view of it is always equal
         self._updates = self.group.rows.row_clock[first : first + 1]
-        self._backward_op = getattr(
-            torch.ops.dynemb, f"{ops.OPTIMIZER_NAMES[self.group.config.optimizer_code]}_backward_"
-        )
         for table in self._tables:
             self.group.reserve(table, rows + spare)  # so that no growth is timed
             for numbers in torch.arange(rows, device=device).split(1 << 20):
@@ -155,7 +152,7 @@ class Ours:
 
     def backward(self, batch: Batch, handles: Tensor, grad: Tensor) -> None:
         """Run the op of a backward."""
-        self._backward_op(
+        torch.ops.dynemb.embedding_backward_(
             *self.group.rows.updated,
             grad,
             batch.ids,
@@ -166,6 +163,7 @@ class Ours:
             self._tables,
             self._dims,
             int(Pooling.SUM if self._bags else Pooling.NONE),
+            self.group.config.optimizer_code,
         )
 
 

@@ -14,8 +14,9 @@ _STORE = "it works on the files of an open store: tiers.py times those"
 LEFT_OUT = {
     **dict.fromkeys(
         (
-            *("simd_level", "set_simd_level", "store_io_paths", "advance_step_"),
+            *("simd_level", "set_simd_level", "store_io_paths", "end_step_"),
             *("reported_counts", "compiled_with", "being_changed", "op_tags"),
+            "optimizer_names",
             *("lock_memory", "unlock_memory"),
             *("bind_lookup", "release_lookup"),
         ),

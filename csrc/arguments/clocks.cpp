@@ -55,15 +55,18 @@ void check_counts(const CallContext& call, const Tensor& buckets, const Tensor& 
 }
 
 ClockTensors clock_tensors(const CallContext& call, const Tensor& buckets, const Tensor& tables,
-                           const Tensor& row_clock, const Tensor& clock) {
-  check_tensor(call, "buckets", buckets, ScalarType::Long);
-  check_size(call.op, "buckets", buckets, 1, kBucketWords);
-  check_tensor(call, "tables", tables, ScalarType::Long);
-  check_size(call.op, "tables", tables, 1, kTableColumns);
+                           const Tensor& row_clock, const std::optional<Tensor>& clock,
+                           const std::optional<int64_t>& now) {
+  check_counts(call, buckets, tables, row_clock);
   int64_t* extra = row_clock_extra(call, row_clock);
-  check_tensor(call, "clock", clock, ScalarType::Long);
-  check_length(call.op, "clock", clock, kClockHead + tables.size(0));
-  return {static_cast<int64_t*>(clock.data_ptr()), extra};
+  if (!clock.has_value()) {
+    DYNEMB_CHECK(!now.has_value(), "dynemb::", call.op, ": now is ", *now,
+                 " without a clock, which would have it: give both");
+    return {nullptr, extra};
+  }
+  check_tensor(call, "clock", *clock, ScalarType::Long);
+  check_length(call.op, "clock", *clock, kClockHead + tables.size(0));
+  return {static_cast<int64_t*>(clock->data_ptr()), extra};
 }
 
 }  // namespace dynemb

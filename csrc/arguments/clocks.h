@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "arguments/tensors.h"
 
@@ -25,12 +26,13 @@ const int64_t* seen_updates(const CallContext& call, const Tensor& updates);
 void check_counts(const CallContext& call, const Tensor& buckets, const Tensor& tables,
                   const Tensor& row_clock);
 
-// The clocks that advance_step_ advances.
+// The clocks that end_step_ advances.
 struct ClockTensors {
-  int64_t* clock;
+  int64_t* clock;  // nullptr: the step is not counted
   int64_t* extra;  // of row_clock
 };
 ClockTensors clock_tensors(const CallContext& call, const Tensor& buckets, const Tensor& tables,
-                           const Tensor& row_clock, const Tensor& clock);
+                           const Tensor& row_clock, const std::optional<Tensor>& clock,
+                           const std::optional<int64_t>& now);
 
 }  // namespace dynemb

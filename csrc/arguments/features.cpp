@@ -1,5 +1,7 @@
 #include "arguments/features.h"
 
+#include "core/features/string_hash.h"
+
 namespace dynemb {
 namespace {
 
@@ -97,9 +99,13 @@ void check_strings(const CallContext& call, const std::vector<Tensor>& values,
   check_devices(call, "values", values);
 }
 
-void check_seed(const char* op, int64_t seed) {
-  DYNEMB_CHECK(seed >= 0 && seed <= UINT32_MAX, "dynemb::", op, ": seed is ", seed,
-               ", expected 0 to ", UINT32_MAX);
+void check_string_hash(const char* op, int64_t hash, int64_t seed) {
+  DYNEMB_CHECK(hash >= kHashFarm && hash <= kHashMurmur64a, "dynemb::", op, ": hash is ", hash,
+               ", expected 0 (FarmHash), 1 (MurmurHash3) or 2 (MurmurHash64A)");
+  DYNEMB_CHECK(hash != kHashFarm || seed == 0, "dynemb::", op, ": seed is ", seed,
+               ", expected 0: FarmHash has none");
+  DYNEMB_CHECK(hash != kHashMurmur3 || (seed >= 0 && seed <= UINT32_MAX), "dynemb::", op,
+               ": seed is ", seed, ", expected 0 to ", UINT32_MAX);
 }
 
 }  // namespace dynemb

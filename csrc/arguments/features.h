@@ -26,6 +26,7 @@ std::vector<int64_t> check_hashes(const char* op, const std::vector<int64_t>& mu
 // Strings: bytes, and the offset where each begins.
 void check_strings(const CallContext& call, const std::vector<Tensor>& values,
                    const std::vector<Tensor>& offsets);
-void check_seed(const char* op, int64_t seed);
+// `hash`: a StringHash, `seed`: one that it takes.
+void check_string_hash(const char* op, int64_t hash, int64_t seed);
 
 }  // namespace dynemb

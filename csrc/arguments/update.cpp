@@ -3,12 +3,24 @@
 #include "arguments/clocks.h"
 #include "arguments/rows.h"
 #include "core/columns.h"
+#include "core/optimizers.h"
 
 namespace dynemb {
 namespace {
 
-void check_state_kinds(const char* op, const StateKinds& kinds,
-                       const std::vector<SlabState>& state) {
+// The state tensors of an optimizer.
+struct StateKinds {
+  int element_states;
+  int row_states;
+  RowSteps row_steps;
+};
+#define DYNEMB_KINDS_OF(name, Optimizer) \
+  {Optimizer::kElementStates, Optimizer::kRowStates, Optimizer::kRowSteps},
+constexpr StateKinds kStateKinds[] = {DYNEMB_FOR_EACH_OPTIMIZER(DYNEMB_KINDS_OF)};
+#undef DYNEMB_KINDS_OF
+
+void check_state_kinds(const char* op, int64_t optimizer, const std::vector<SlabState>& state) {
+  const StateKinds& kinds = kStateKinds[optimizer];
   for (size_t s = 0; s < state.size(); ++s) {
     const bool counts = state[s].steps != nullptr;
     DYNEMB_CHECK(
@@ -17,8 +29,8 @@ void check_state_kinds(const char* op, const StateKinds& kinds,
             (counts ? kinds.row_steps != RowSteps::kNone : kinds.row_steps != RowSteps::kLastSeen),
         "dynemb::", op, ": state of slab ", s, " has ", state[s].element_states,
         " tensors of a value per weight, ", state[s].row_states, " of a value per row and ",
-        counts ? 1 : 0, " of steps, expected ", kinds.element_states, ", ", kinds.row_states,
-        " and ",
+        counts ? 1 : 0, " of steps, expected those of ", kOptimizerNames[optimizer], ": ",
+        kinds.element_states, ", ", kinds.row_states, " and ",
         kinds.row_steps == RowSteps::kNone       ? "0"
         : kinds.row_steps == RowSteps::kOptional ? "0 or 1"
                                                  : "1");
@@ -32,12 +44,18 @@ T* data_of(const Tensor& tensor) {
 
 }  // namespace
 
-UpdateTensors update_tensors(const CallContext& call, const StateKinds& kinds,
+void check_optimizer(const char* op, int64_t optimizer) {
+  DYNEMB_CHECK(optimizer >= 0 && optimizer < kOptimizers, "dynemb::", op, ": optimizer is ",
+               optimizer, ", expected 0 to ", kOptimizers - 1,
+               ": a position in what optimizer_names() returns");
+}
+
+UpdateTensors update_tensors(const CallContext& call, int64_t optimizer,
                              const std::vector<SlabState>& state, int64_t table_count,
                              const Tensor& row_clock, const Tensor& hyper, const Tensor& updates,
                              const char* tables_argument,
                              const std::vector<int64_t>& updated_tables) {
-  check_state_kinds(call.op, kinds, state);
+  check_state_kinds(call.op, optimizer, state);
   UpdateTensors update{};
   update.extra = row_clock_extra(call, row_clock, table_count);
   update.clock = update.extra - table_count;

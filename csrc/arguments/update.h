@@ -11,15 +11,8 @@
 
 namespace dynemb {
 
-// The state tensors of an optimizer.
-struct StateKinds {
-  int element_states;
-  int row_states;
-  RowSteps row_steps;
-};
-template <class Optimizer>
-inline constexpr StateKinds kStateKinds{Optimizer::kElementStates, Optimizer::kRowStates,
-                                        Optimizer::kRowSteps};
+// Raises unless `optimizer` is the number of one.
+void check_optimizer(const char* op, int64_t optimizer);
 
 struct UpdateTensors {
   int64_t* clock;                // row_clock
@@ -28,8 +21,9 @@ struct UpdateTensors {
   const int64_t* seen;           // [1] see seen_updates
   std::vector<int64_t> updated;  // [tables] 1: the table is updated
 };
-// `state`: of state_tensors. `tables_argument` names `updated_tables` in messages.
-UpdateTensors update_tensors(const CallContext& call, const StateKinds& kinds,
+// `optimizer`: a known number. `state`: of state_tensors. `tables_argument` names `updated_tables`
+// in messages.
+UpdateTensors update_tensors(const CallContext& call, int64_t optimizer,
                              const std::vector<SlabState>& state, int64_t table_count,
                              const Tensor& row_clock, const Tensor& hyper, const Tensor& updates,
                              const char* tables_argument,

@@ -1,5 +1,8 @@
-// All optimizers. Schemas, CPU kernels and CUDA kernels follow from this list.
+// All optimizers. Their numbers, CPU kernels and CUDA kernels follow from this list.
 #pragma once
+
+#include <cstdint>
+#include <iterator>
 
 #include "core/optimizer/adagrad.h"
 #include "core/optimizer/adam.h"
@@ -16,7 +19,7 @@
 #include "core/optimizer/sgd.h"
 #include "core/optimizer/smart_decay_adam.h"
 
-// X(name in op names, struct).
+// X(name, struct).
 #define DYNEMB_FOR_EACH_OPTIMIZER(X)          \
   X(sgd, Sgd)                                 \
   X(adagrad, Adagrad)                         \
@@ -35,34 +38,24 @@
 
 namespace dynemb {
 
-// The ops of one optimizer: kUpdate applies the result of reduce_grad, kBackward reduces and
-// applies in one pass.
-template <class Optimizer>
-struct OptimizerOps;
-
+// The number of an optimizer is its position in the list. Ops take it, files do not contain it.
 #define DYNEMB_NUMBER_OF(name, Optimizer) k##Optimizer,
 enum class OptimizerNumber : int { DYNEMB_FOR_EACH_OPTIMIZER(DYNEMB_NUMBER_OF) };
 #undef DYNEMB_NUMBER_OF
 
-#define DYNEMB_OPS_OF(name, OptimizerStruct)                                              \
-  template <>                                                                             \
-  struct OptimizerOps<OptimizerStruct> {                                                  \
-    using Optimizer = OptimizerStruct;                                                    \
-    static constexpr int kNumber = static_cast<int>(OptimizerNumber::k##OptimizerStruct); \
-    static constexpr const char* kUpdate = #name "_update_";                              \
-    static constexpr const char* kBackward = #name "_backward_";                          \
-  };
-DYNEMB_FOR_EACH_OPTIMIZER(DYNEMB_OPS_OF)
-#undef DYNEMB_OPS_OF
+#define DYNEMB_NAME_OF(name, Optimizer) #name,
+inline constexpr const char* kOptimizerNames[] = {DYNEMB_FOR_EACH_OPTIMIZER(DYNEMB_NAME_OF)};
+#undef DYNEMB_NAME_OF
+inline constexpr int64_t kOptimizers = std::size(kOptimizerNames);
 
-// Calls f(OptimizerOps) for every kParts-th optimizer, from number kPart on; the others are not
-// instantiated. The kernels of a device are in kParts sources, to be compiled in parallel.
+// Calls f(number, Optimizer{}) for every kParts-th optimizer, from number kPart on; the others are
+// not instantiated. The kernels of a device are in kParts sources, to be compiled in parallel.
 template <int kPart, int kParts, class F>
-void for_optimizers_of_part(const F& f) {
+constexpr void for_optimizers_of_part(const F& f) {
   static_assert(kPart >= 0 && kPart < kParts);
-#define DYNEMB_CALL_IN_PART(name, Optimizer)                          \
-  if constexpr (OptimizerOps<Optimizer>::kNumber % kParts == kPart) { \
-    f(OptimizerOps<Optimizer>{});                                     \
+#define DYNEMB_CALL_IN_PART(name, Optimizer)                                         \
+  if constexpr (static_cast<int>(OptimizerNumber::k##Optimizer) % kParts == kPart) { \
+    f(static_cast<int64_t>(OptimizerNumber::k##Optimizer), Optimizer{});             \
   }
   DYNEMB_FOR_EACH_OPTIMIZER(DYNEMB_CALL_IN_PART)
 #undef DYNEMB_CALL_IN_PART

@@ -97,7 +97,7 @@ def test_lookup_wrappers(weights: Tensor, error: type[Exception], message: str) 
     group = make_group()
     call = flat_call(group, 0, torch.arange(3))
     handles = group.find(call.ids, call.offsets, call.tables).handles
-    with pytest.raises(error, match=rf"embedding_bag: per_sample_weights {message}"):
+    with pytest.raises(error, match=rf"embedding: per_sample_weights {message}"):
         bag_lookup(group, call, handles=handles, weights=weights)
 
 

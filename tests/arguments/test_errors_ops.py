@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from group_calls import Call, bag_lookup, differences, snapshot, unchanged
-from op_cases import make_group, pooled_call, schema
+from op_cases import CASES, OPTIMIZERS, make_group, pooled_call, schema
 from wrong_tensors import (
     ANY_SHAPE,
     EVERY_TENSOR,
@@ -18,13 +18,16 @@ from wrong_tensors import (
     check_dtype,
     check_raises,
     check_strides,
-    checked_names,
+    strided,
 )
 
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling
 
 pytestmark = pytest.mark.cpu_only("test_cuda_kernels compares a GPU with it")
+
+
+ADAM = OPTIMIZERS["adam"].kernel_number
 
 
 @EVERY_TENSOR
@@ -59,11 +62,11 @@ def shorter_ragged(argument: str) -> str | None:
 def shorter(name: str, position: int) -> str | None:
     """The message for a tensor that lacks its last entry; None: it fits all the same."""
     argument = schema(name).arguments[position].name
-    if name.endswith("_update_") and argument in ("handles", "ids", "tables", "gradients"):
+    if name == "apply_grad_" and argument in ("handles", "ids", "tables", "gradients"):
         return None  # lists with room to spare
     if name == "reported_counts" or argument == "policy":
         return None  # of any number of tables; rows that this call does not name
-    if name in ("merge_grad_", "advance_step_") and argument in ("row_clock", "buckets"):
+    if name in ("merge_grad_", "end_step_") and argument in ("row_clock", "buckets"):
         return None  # of any number of tables
     if name in ("copy_before_write_", "take_unchanged_rows_"):
         return {
@@ -76,7 +79,7 @@ def shorter(name: str, position: int) -> str | None:
         return None  # of rows that have no owner
     if name == "changed_ids_" and argument in ("before", "now"):
         return r"before has \d+ rows of \d columns, expected as many as now, \d+"
-    if name == "advance_step_":
+    if name == "end_step_":
         return r"clock\.size\(0\) is \d, expected \d"
     if name == "read_blocks":
         return "cannot open" if argument == "path" else None  # of any number of blocks
@@ -104,7 +107,7 @@ def shorter(name: str, position: int) -> str | None:
         name, ()
     ):
         return None  # of any number of ids
-    if name in ("farmhash", "murmurhash", "murmurhash64a"):
+    if name == "string_hash":
         return r"offsets\[0\] ends with \d+, expected the number of values, \d+"
     if name.startswith(("feature_cross", *RAGGED)):
         return shorter_ragged(argument)
@@ -139,7 +142,7 @@ def test_too_short(name: str, position: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in checked_names() if "feature_tables" in str(schema(name))]
+    "name", [name for name in sorted(CASES) if "feature_tables" in str(schema(name))]
 )
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -164,7 +167,7 @@ def test_wrong_tables(name: str, change: Callable[[list[int]], list[int]], messa
     check_raises(name, tuple(arguments), message)
 
 
-LOOKUPS = [name for name in checked_names() if "feature_dims" in str(schema(name))]
+LOOKUPS = [name for name in sorted(CASES) if "feature_dims" in str(schema(name))]
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
@@ -183,8 +186,8 @@ def test_wrong_features(name: str, argument: str, value: Any, message: str) -> N
     check_raises(name, tuple(arguments), message)
 
 
-@pytest.mark.parametrize("name", ["embedding_bag", "bag_weight_grad"])
-def test_pooled_ops_pool(name: str) -> None:
+@pytest.mark.parametrize("name", ["embedding", "bag_weight_grad"])
+def test_rows_have_one_dim_and_no_weights(name: str) -> None:
     position = [a.name for a in schema(name).arguments].index("pooling")
     arguments = list(case_of(name))
     arguments[position] = int(Pooling.NONE)
@@ -192,15 +195,15 @@ def test_pooled_ops_pool(name: str) -> None:
         getattr(torch.ops.dynemb, name)(*arguments)
 
 
-def test_sequences_have_one_dim() -> None:
-    position = [a.name for a in schema("embedding").arguments].index("dim")
-    arguments = list(case_of("embedding"))
-    arguments[position] = 3
+def test_rows_have_the_dim_of_their_table() -> None:
+    position = [a.name for a in schema("embedding").arguments].index("feature_dims")
+    arguments = list(CASES["embedding"]["rows"]())
+    arguments[position] = [3, 3]
     check_raises("embedding", tuple(arguments), r"is 3, but its table has dim 4")
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in checked_names() if "Tensor handles" in str(schema(name))]
+    "name", [name for name in sorted(CASES) if "Tensor handles" in str(schema(name))]
 )
 def test_handles_that_name_no_row(name: str) -> None:
     names = [a.name for a in schema(name).arguments]
@@ -243,14 +246,22 @@ def test_wrong_offsets_change_nothing(offsets: list[int], message: str) -> None:
 # -- the rest ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["backward_", "update_"])
-def test_optimizer_ops_check_the_state(kind: str) -> None:
-    name = f"adam_{kind}"
+UPDATES = pytest.mark.parametrize("name", ["embedding_backward_", "apply_grad_"])
+
+
+@UPDATES
+def test_optimizer_ops_check_the_state(name: str) -> None:
     position = [a.name for a in schema(name).arguments].index("state")
     for states, message in (
         (slice(3), "state has 3 tensors, expected a multiple of the 2 slabs"),
-        (slice(0), "state of slab 0 has 0 tensors of a value per weight, 0 .* expected 2, 0 and 0"),
-        (slice(2), "state of slab 0 has 1 tensors of a value per weight, 0 .* expected 2, 0 and 0"),
+        (
+            slice(0),
+            "state of slab 0 has 0 tensors of a value per weight, 0 .* adam: 2, 0 and 0 or 1",
+        ),
+        (
+            slice(2),
+            "state of slab 0 has 1 tensors of a value per weight, 0 .* adam: 2, 0 and 0 or 1",
+        ),
     ):
         arguments = list(case_of(name))
         arguments[position] = arguments[position][states]
@@ -260,9 +271,55 @@ def test_optimizer_ops_check_the_state(kind: str) -> None:
     check_raises(name, tuple(arguments), rf"{name}: state\.size\(1\) is 4, expected 3")
 
 
-@pytest.mark.parametrize("kind", ["backward_", "update_"])
-def test_optimizer_ops_check_dirty_bits_and_copy_on_write(kind: str) -> None:
-    name = f"adam_{kind}"
+@UPDATES
+@pytest.mark.parametrize(
+    ("optimizer", "states", "expected"),
+    [
+        ("sgd", 0, "0, 0 and 0"),
+        ("rowwise_adagrad", 1, "0, 1 and 0"),
+        ("smart_decay_adam", 3, "2, 0 and 1"),
+    ],
+)
+def test_optimizer_ops_check_other_kinds_of_state(
+    name: str, optimizer: str, states: int, expected: str
+) -> None:
+    label = next(label for label in CASES[name] if label.split()[-1] == optimizer)
+    position = [a.name for a in schema(name).arguments].index("state")
+    for state in range(states):
+        for change, message in (
+            (lambda t: t.double(), r"state(\[\d\])? has dtype float64, expected"),
+            (strided, r"state(\[\d\])? is not contiguous"),
+            (lambda t: t.new_zeros(()), "state"),
+        ):
+            arguments = list(CASES[name][label]())
+            tensors = arguments[position] = list(arguments[position])
+            tensors[2 * state] = change(tensors[2 * state])
+            check_raises(name, tuple(arguments), rf"{name}: {message}")
+    arguments = list(CASES[name][label]())
+    arguments[position] = [torch.zeros(64, 3), torch.zeros(64, 4)]
+    check_raises(name, tuple(arguments), rf"{name}: state of slab 0 .* {optimizer}: {expected}")
+
+
+@UPDATES
+@pytest.mark.parametrize("number", [-1, len(ops.OPTIMIZER_NAMES), 1 << 8, 2**62])
+def test_unknown_optimizers(name: str, number: int) -> None:
+    message = rf"{name}: optimizer is {number}, expected 0 to 13: a position in"
+    arguments = (*case_of(name)[:-1], number)
+    check_raises(name, arguments, message)
+    on_meta = [
+        [t.to("meta") for t in given]
+        if isinstance(given, list) and given and isinstance(given[0], torch.Tensor)
+        else given.to("meta")
+        if isinstance(given, torch.Tensor)
+        else given
+        for given in arguments
+    ]
+    with pytest.raises(RuntimeError, match=message):
+        getattr(torch.ops.dynemb, name)(*on_meta)
+
+
+@UPDATES
+def test_optimizer_ops_check_dirty_bits_and_copy_on_write(name: str) -> None:
     names = [a.name for a in schema(name).arguments]
     words = torch.zeros(32, dtype=torch.int64)
     for argument, given, message in (
@@ -277,27 +334,27 @@ def test_optimizer_ops_check_dirty_bits_and_copy_on_write(kind: str) -> None:
 
 
 def test_update_needs_all_tables_of_its_entries() -> None:
-    arguments = case_of("adam_update_")
+    arguments = case_of("apply_grad_")
     check_raises(
-        "adam_update_",
-        (*arguments[:-1], [0, 1]),
+        "apply_grad_",
+        (*arguments[:-2], [0, 1], ADAM),
         r"entry \d of slab 1 belongs to table 2, which updated_tables lacks",
     )
-    check_raises("adam_update_", (*arguments[:-1], [0, 1, 5]), r"updated_tables has table 5")
+    check_raises("apply_grad_", (*arguments[:-2], [0, 1, 5], ADAM), r"updated_tables has table 5")
 
 
 def test_update_checks_entries() -> None:
-    names = [a.name for a in schema("sgd_update_").arguments]
+    names = [a.name for a in schema("apply_grad_").arguments]
     for argument, value in (("handles", 64 << 28), ("handles", -1), ("tables", 3), ("tables", 1)):
-        arguments = list(case_of("sgd_update_"))
+        arguments = list(case_of("apply_grad_"))
         position = names.index(argument)
         arguments[position][1] = torch.full_like(arguments[position][1], value)
         check_raises(
-            "sgd_update_", tuple(arguments), r"entry 0 of slab 1 has handle -?\d+ and table"
+            "apply_grad_", tuple(arguments), r"entry 0 of slab 1 has handle -?\d+ and table"
         )
-    arguments = list(case_of("sgd_update_"))
+    arguments = list(case_of("apply_grad_"))
     arguments[names.index("counts")] = torch.tensor([1000, 0])
-    check_raises("sgd_update_", tuple(arguments), r"counts\[0\] is 1000, more than handles, ids")
+    check_raises("apply_grad_", tuple(arguments), r"counts\[0\] is 1000, more than handles, ids")
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from op_cases import CASES, OPTIMIZERS, schema
+from op_cases import CASES, schema
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 pytestmark = pytest.mark.cpu_only("test_cuda_kernels compares a GPU with it")
 
-# All optimizers check their arguments by one function.
-NAMES = [
-    name
-    for name in sorted(CASES)
-    if not name.startswith(tuple(f"{other}_" for other in OPTIMIZERS if other != "adam"))
-]
+NAMES = sorted(CASES)
 
 TENSOR_CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "dtype": lambda t: t.half() if t.dtype == torch.float64 else t.double(),

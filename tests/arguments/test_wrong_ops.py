@@ -273,7 +273,7 @@ ROWS += [
     (
         partial(hash_of, [TEXT, TEXT], [torch.tensor([0, 6]), torch.tensor(edges).long()]),
         RuntimeError,
-        f"dynemb::{hash_of.__name__}: {words}",
+        f"dynemb::string_hash: {words}",
     )
     for hash_of in (ops.farmhash, ops.murmurhash, ops.murmurhash64a)
     for edges, words in (

@@ -139,14 +139,14 @@ class Pair:
                 tables = len(group.config.tables)
                 updates = group.rows.row_clock[tables + RowClock.UPDATES].reshape(1).clone()
                 assert group.config.optimizer is not None
-                update = getattr(torch.ops.dynemb, f"{group.config.optimizer.op_name}_update_")
                 counts = pending.counts[:, 0].contiguous()
-                update(
+                torch.ops.dynemb.apply_grad_(
                     *group.rows.updated,
                     *pending[:-1],
                     counts,
                     updates,
                     list(range(tables)),
+                    group.config.optimizer.kernel_number,
                 )
                 pending.counts.zero_()
                 group.end_step()

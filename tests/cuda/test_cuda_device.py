@@ -186,9 +186,15 @@ def test_a_gradient_that_is_not_contiguous() -> None:
     bag_lookup_on_gpu(group, call).backward(torch.ones(16, 2, device="cuda").t())
     handles = group.find(call.ids, call.offsets, [0]).handles
     arguments = (call.ids, handles, call.offsets, None, torch.tensor([1], device="cuda"))
-    with pytest.raises(RuntimeError, match="adam_backward_: grad_output is not contiguous"):
-        torch.ops.dynemb.adam_backward_(
-            *group.rows.updated, torch.ones(16, 2, device="cuda").t(), *arguments, [0], [16], 0
+    with pytest.raises(RuntimeError, match="embedding_backward_: grad_output is not contiguous"):
+        torch.ops.dynemb.embedding_backward_(
+            *group.rows.updated,
+            torch.ones(16, 2, device="cuda").t(),
+            *arguments,
+            [0],
+            [16],
+            0,
+            group.config.optimizer.kernel_number,
         )
 
 

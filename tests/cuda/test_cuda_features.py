@@ -24,8 +24,8 @@ def test_padded_ids_can_be_captured_and_others_say_why_not() -> None:
     ids, offsets = torch.tensor([3, 3, 5]), torch.tensor([0, 2, 3])
     with EmulatedCuda():
         set_capturing(True)
-        assert ops.unique_ids_padded(ids, offsets).ids.tolist() == [3, 5, 0]
-        with pytest.raises(RuntimeError, match="captured: call unique_ids_padded"):
+        assert ops.unique_ids(ids, offsets, padded=True).ids.tolist() == [3, 5, 0]
+        with pytest.raises(RuntimeError, match="captured: give padded=True"):
             ops.unique_ids(ids, offsets)
         with pytest.raises(RuntimeError, match="captured: take ids_partition out of it"):
             ops.ids_partition(ids, offsets, parts=2)
@@ -74,7 +74,7 @@ def test_wrong_offsets_of_strings_are_reported(offsets: list[int], message: str)
     text, right = torch.arange(6).byte(), torch.tensor([0, 6])
     with EmulatedCuda():
         ops.farmhash([text, text], [right, torch.tensor(offsets)])
-        with pytest.raises(RuntimeError, match=rf"farmhash: {message}.*found by the GPU"):
+        with pytest.raises(RuntimeError, match=rf"string_hash: {message}.*found by the GPU"):
             ops.mod([right], [5])
 
 

@@ -115,7 +115,7 @@ def random_call(
     return call_of(group, features)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.op_name)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.kernel_name)
 @pytest.mark.parametrize("score", ["none", "step"])
 def test_a_life_of_tables(optimizer: OptimizerConfig, score: Any, gpu: str) -> None:
     """Insertion, training, erasure, growth with and without tombstones, export."""

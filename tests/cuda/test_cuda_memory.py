@@ -502,7 +502,9 @@ def test_an_update_whose_forward_saw_other_rows() -> None:
         rows = group.read(0, torch.arange(5))
         clock = group.rows.row_clock.clone()
         second.sum().backward()
-        with pytest.raises(RuntimeError, match=r"adam_backward_: the rows were updated between"):
+        with pytest.raises(
+            RuntimeError, match=r"embedding_backward_: the rows were updated between"
+        ):
             group.end_step()
         assert torch.equal(group.read(0, torch.arange(5)), rows)
         assert torch.equal(group.rows.row_clock, clock)
@@ -523,7 +525,7 @@ def test_handles_and_dims_that_do_not_fit() -> None:
     assert_refused_on_device(
         group,
         lambda: bag_lookup(group, call, handles=far),
-        "embedding_bag: a handle names row 1000000",
+        "embedding: a handle names row 1000000",
     )
     rows = (group.rows.weights, group.rows.generations, group.index.meta, group.rows.init_data)
     arguments = (torch.ones(3, 4), call.ids, far, call.offsets, None, call.tables, call.dims, 0)
@@ -547,9 +549,9 @@ def test_handles_and_dims_that_do_not_fit() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("handles", (10**6 << 28) | 1, "adam_update_: entry 0 names a row or table"),
-        ("tables", 5, "adam_update_: entry 0 names a row or table"),
-        ("counts", 99, r"adam_update_: counts\[0\] is more than"),
+        ("handles", (10**6 << 28) | 1, "apply_grad_: entry 0 names a row or table"),
+        ("tables", 5, "apply_grad_: entry 0 names a row or table"),
+        ("counts", 99, r"apply_grad_: counts\[0\] is more than"),
     ],
 )
 def test_entries_that_reduce_grad_did_not_return(name: str, value: int, message: str) -> None:
@@ -575,7 +577,8 @@ def test_entries_that_reduce_grad_did_not_return(name: str, value: int, message:
         fields = dict(zip(("handles", "ids", "tables", "gradients"), reduced, strict=False))
         target = reduced[4] if name == "counts" else fields[name][0]
         target[0] = value
-        torch.ops.dynemb.adam_update_(*group.rows.updated, *reduced, torch.tensor([0]), [0])
+        number = group.config.optimizer.kernel_number
+        torch.ops.dynemb.apply_grad_(*group.rows.updated, *reduced, torch.tensor([0]), [0], number)
 
     with emulated_cuda():
         group.insert(0, call.ids)

@@ -223,7 +223,8 @@ def test_non_finite_gradients_are_an_error(split: bool, seed: int, gpu: str) -> 
             updates = rows.row_clock[2 + RowClock.UPDATES].reshape(1).clone()
             pending = PendingGradients.of(rows.pending)
             counts = pending.counts[:, 0].contiguous()
-            torch.ops.dynemb.adam_update_(*rows.updated, *pending[:-1], counts, updates, [0, 1])
+            given = (*pending[:-1], counts, updates, [0, 1], config.kernel_number)
+            torch.ops.dynemb.apply_grad_(*rows.updated, *given)
             pending.counts.zero_()
             # a lookup that added gradients counts as one since the last step
             before[-1][2 + RowClock.SINCE_STEP] += 1

@@ -25,6 +25,7 @@ class Mutant:
         old, new: text; the file has the old one once.
         op: its cases show the fault.
         compiled: sources that have the kernels of a header; () for a source.
+        cases: part of the names of the cases to run; "": all cases of the op.
     """
 
     what: str
@@ -34,6 +35,7 @@ class Mutant:
     new: str
     op: str
     compiled: tuple[str, ...] = ()
+    cases: str = ""
 
     @property
     def family(self) -> str:
@@ -52,7 +54,7 @@ MUTANTS = (
         *("bounds", "features/strings.cu"),
         "if (item.index == strings) return;",
         "if (!MUTANT && item.index == strings) return;",
-        "farmhash",
+        "string_hash",
     ),
     Mutant(
         "a value past the end",
@@ -73,7 +75,8 @@ MUTANTS = (
         *("bounds", "gradient/runs.cu"),
         "flags[i] = keys[i] != missing && (i == 0 ||",
         "flags[i] = keys[i] != missing && ((!MUTANT && i == 0) ||",
-        "sgd_backward_",
+        "embedding_backward_",
+        cases=" sgd",
     ),
     Mutant(
         "pieces of runs are counted by plain additions",
@@ -82,7 +85,8 @@ MUTANTS = (
         "reinterpret_cast<unsigned long long*>(head + kRunPieces),",
         "first = static_cast<int>(emulator::add(MUTANT, "
         "reinterpret_cast<unsigned long long*>(head + kRunPieces),",
-        "sgd_backward_",
+        "embedding_backward_",
+        cases=" sgd",
     ),
     Mutant(
         "entries behind the last one are not cleared",
@@ -146,14 +150,15 @@ MUTANTS = (
         *("races", "optimizer/row_update.cuh"),
         "__syncwarp(group.mask());  // all lanes have read",
         "if (!MUTANT) __syncwarp(group.mask());  // all lanes have read",
-        *("rowwise_adagrad_backward_", ("optimizer/part_2.cu",)),
+        *("embedding_backward_", ("optimizer/part_2.cu",), " rowwise_adagrad"),
     ),
     Mutant(
         "one entry more than there are",
         *("bounds", "optimizer/update.cu"),
         "for (int64_t t = threadIdx.x; t < table_count; t += blockDim.x) {",
         "for (int64_t t = threadIdx.x; t < table_count + MUTANT; t += blockDim.x) {",
-        "sgd_backward_",
+        "embedding_backward_",
+        cases=" sgd",
     ),
     Mutant(
         "one slot more than tiles have",
@@ -215,9 +220,10 @@ MUTANTS = (
     Mutant(
         "one id more than there are",
         *("bounds", "rows/lookup.cu"),
-        "if (i >= features.count) return;",
-        "if (i >= features.count + MUTANT) return;",
+        "if (own < features.count) {",
+        "if (own < features.count + MUTANT) {",
         "embedding",
+        cases="rows",
     ),
     Mutant(
         "threads read a key before it is written",
@@ -240,12 +246,13 @@ MUTANTS = (
         "for (int64_t i = threadIdx.x; i < count + MUTANT; i += blockDim.x) "
         "to[i] = words.value[i];",
         "embedding",
+        cases="rows",
     ),
     Mutant(
         "worths of slots are counted by plain additions",
         *("races", "storage/victims.cu"),
-        "atomicAdd(count, 1ULL);",
-        "emulator::add(MUTANT, count, 1ULL);",
+        "atomicAdd(counts + slot_worth(words[kSlotUse], now), 1U);",
+        "emulator::add(MUTANT, counts + slot_worth(words[kSlotUse], now), 1U);",
         "stage_",
     ),
     Mutant(

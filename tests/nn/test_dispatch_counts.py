@@ -84,38 +84,37 @@ def bags() -> td.DynamicEmbeddingBagCollection:
     return td.DynamicEmbeddingBagCollection(TABLES, optimizer=td.Adam(lr=0.1))
 
 
-EMBEDDING = ["find_or_insert_", "embedding", "adam_backward_"]
-BAG = ["find_or_insert_", "embedding_bag", "adam_backward_"]
+LOOKUP = ["find_or_insert_", "embedding", "embedding_backward_"]
 
 
 @pytest.mark.parametrize(
     ("make", "arguments", "launching", "views"),
     [
         # what needs no conversion: three calls, and no view
-        (embedding, (FLAT,), EMBEDDING, 0),
-        (lambda: bag(last=True), (FLAT, ENDS), BAG, 0),
-        (bags, (JAGGED,), BAG, 0),
+        (embedding, (FLAT,), LOOKUP, 0),
+        (lambda: bag(last=True), (FLAT, ENDS), LOOKUP, 0),
+        (bags, (JAGGED,), LOOKUP, 0),
         # views of ids, rows and the gradient
-        (embedding, (DENSE,), EMBEDDING, 3),
+        (embedding, (DENSE,), LOOKUP, 3),
         # what is converted: one more
-        (embedding, (FLAT.int(),), ["_to_copy", *EMBEDDING], 0),
-        (bag, (FLAT, ENDS[:-1]), ["constant_pad_nd", *BAG], 0),
-        (bag, (DENSE,), ["ids_concat", *BAG], 0),
-        (bag, (FLAT.int(), ENDS[:-1].int()), ["ids_concat", *BAG], 0),
+        (embedding, (FLAT.int(),), ["_to_copy", *LOOKUP], 0),
+        (bag, (FLAT, ENDS[:-1]), ["constant_pad_nd", *LOOKUP], 0),
+        (bag, (DENSE,), ["ids_concat", *LOOKUP], 0),
+        (bag, (FLAT.int(), ENDS[:-1].int()), ["ids_concat", *LOOKUP], 0),
         (
             bags,
             (td.KeyedJagged(JAGGED.keys(), FLAT.int(), JAGGED.offsets().int()),),
-            ["ids_concat", *BAG],
+            ["ids_concat", *LOOKUP],
             0,
         ),
-        (bags, ({"f": DENSE, "g": (FLAT, ENDS), "h": DENSE.int()},), ["ids_concat", *BAG], 0),
+        (bags, ({"f": DENSE, "g": (FLAT, ENDS), "h": DENSE.int()},), ["ids_concat", *LOOKUP], 0),
     ],
 )
 def test_forward_and_backward(
     make: Callable[[], Any], arguments: tuple[Any, ...], launching: list[str], views: int
 ) -> None:
     calls = calls_of_a_step(make(), *arguments)
-    assert calls == Calls(launching, views, ["advance_step_"])
+    assert calls == Calls(launching, views, ["end_step_"])
 
 
 @pytest.mark.parametrize("features", [2, 20])
@@ -127,15 +126,15 @@ def test_sequences_of_any_number_of_features(features: int) -> None:
     )
     ids: dict[str, Tensor] = {name: FLAT[: 2 + f % 3] for f, name in enumerate(names)}
     calls = calls_of_a_step(collection, ids)
-    launching = ["ids_concat", *EMBEDDING[:2], "unsafe_split_with_sizes", "cat", EMBEDDING[2]]
-    assert calls == Calls(launching, 0, ["advance_step_"])
+    launching = ["ids_concat", *LOOKUP[:2], "unsafe_split_with_sizes", "cat", LOOKUP[2]]
+    assert calls == Calls(launching, 0, ["end_step_"])
 
 
 def test_step_with_scores() -> None:
     """The time is part of the same call."""
     policy = td.Policy(score=("timestamp", "frequency"), capacity=100, ttl=10)
     module = td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1), policy=policy)
-    assert calls_of_a_step(module, FLAT) == Calls(EMBEDDING, 0, ["advance_step_"])
+    assert calls_of_a_step(module, FLAT) == Calls(LOOKUP, 0, ["end_step_"])
 
 
 def test_split_mode() -> None:
@@ -143,4 +142,4 @@ def test_split_mode() -> None:
     calls = calls_of_a_step(module, FLAT)
     assert calls.launching == ["find_or_insert_", "embedding", "accumulate_grad_"]
     views = ["slice", "select"]  # of the update count, and of the numbers of gradients
-    assert calls.step == ["merge_grad_", "adam_update_", "zero_", "advance_step_", *views]
+    assert calls.step == ["merge_grad_", "apply_grad_", "zero_", "end_step_", *views]

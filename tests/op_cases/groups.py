@@ -18,12 +18,12 @@ OpArguments = tuple[Any, ...]
 Case = Callable[[], OpArguments]
 
 
-def _names_an_op(kind: object) -> bool:
-    return isinstance(kind, type) and "op_name" in vars(kind)
+def _is_config(kind: object) -> bool:
+    return isinstance(kind, type) and "kernel_name" in vars(kind)
 
 
 OPTIMIZERS: dict[str, OptimizerConfig] = {
-    **{kind.op_name: kind(lr=0.1) for kind in vars(optim).values() if _names_an_op(kind)},
+    **{kind.kernel_name: kind(lr=0.1) for kind in vars(optim).values() if _is_config(kind)},
     # with options that kernels branch on
     "adagrad": td.Adagrad(lr=0.1, initial_accumulator_value=0.5),
     "rowwise_adagrad": td.RowWiseAdagrad(lr=0.1, initial_accumulator_value=0.5),

@@ -7,6 +7,9 @@ from functools import partial
 import torch
 
 from op_cases.groups import Case, OpArguments
+from torch_dynemb.ops.columns import StringHash
+
+FARM, MURMUR3, MURMUR64A = map(int, StringHash)
 
 
 def string_arguments(*, empty: bool = False) -> OpArguments:
@@ -26,6 +29,10 @@ UNIQUE_CASES: dict[str, Case] = {
 }
 
 
+def unique_arguments(case: str, padded: bool) -> OpArguments:
+    return *UNIQUE_CASES[case](), padded
+
+
 def partition_arguments(case: str, parts: int, slots: int) -> OpArguments:
     return *UNIQUE_CASES[case](), parts, slots
 
@@ -33,8 +40,12 @@ def partition_arguments(case: str, parts: int, slots: int) -> OpArguments:
 CASES: dict[str, dict[str, Case]] = {
     "mix_ids": {"": lambda: (torch.tensor([5, -1, 2**63 - 1]),)},
     "unmix_ids": {"": lambda: (torch.tensor([5, -1, 2**60]), 8, 3)},
-    "unique_ids": UNIQUE_CASES,
-    "unique_ids_padded": UNIQUE_CASES,
+    "unique_ids": {
+        **{name: partial(unique_arguments, name, False) for name in UNIQUE_CASES},
+        **{
+            f"{name} padded".strip(): partial(unique_arguments, name, True) for name in UNIQUE_CASES
+        },
+    },
     "id_owners": {"": lambda: (torch.tensor([5, -1, 2**63 - 1, -(2**63)]), 3, 65536)},
     "ids_partition": {
         name: partial(partition_arguments, case, parts, slots)
@@ -81,14 +92,13 @@ CASES: dict[str, dict[str, Case]] = {
             [2, 0, 1],
         )
     },
-    "farmhash": {"": lambda: string_arguments(), "empty": lambda: string_arguments(empty=True)},
-    "murmurhash": {
-        "": lambda: (*string_arguments(), 0),
-        "seed": lambda: (*string_arguments(), 2**32 - 1),
-    },
-    "murmurhash64a": {
-        "": lambda: (*string_arguments(), 0),
-        "seed": lambda: (*string_arguments(), -(2**63)),
+    "string_hash": {
+        "farm": lambda: (*string_arguments(), FARM, 0),
+        "empty": lambda: (*string_arguments(empty=True), FARM, 0),
+        "murmur3": lambda: (*string_arguments(), MURMUR3, 0),
+        "murmur3 seed": lambda: (*string_arguments(), MURMUR3, 2**32 - 1),
+        "murmur64a": lambda: (*string_arguments(), MURMUR64A, 0),
+        "murmur64a seed": lambda: (*string_arguments(), MURMUR64A, -(2**63)),
     },
     "mod": {
         "": lambda: (

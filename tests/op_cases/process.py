@@ -5,9 +5,10 @@ from __future__ import annotations
 from op_cases.groups import Case, OpArguments, make_group
 
 
-def step_arguments(now: int | None) -> OpArguments:
+def step_arguments(now: int | None, *, counted: bool = True) -> OpArguments:
     group = make_group()
-    return group.index.buckets, group.index.tables, group.rows.row_clock, group.index.clock, now
+    clock = group.index.clock if counted else None
+    return group.index.buckets, group.index.tables, group.rows.row_clock, clock, now
 
 
 CASES: dict[str, dict[str, Case]] = {
@@ -22,12 +23,14 @@ CASES: dict[str, dict[str, Case]] = {
     "being_changed": {"": lambda: ([64, 128],)},
     "lock_memory": {"": lambda: ([64, 128], False)},
     "unlock_memory": {"": lambda: ([64, 128], False)},
-    "advance_step_": {
+    "end_step_": {
         "": lambda: step_arguments(None),
         "time": lambda: step_arguments(1001),
+        "not counted": lambda: step_arguments(None, counted=False),
     },
     "simd_level": {"": lambda: ()},
     "set_simd_level": {"baseline": lambda: (0,)},
     "compiled_with": {"": lambda: ()},
     "op_tags": {"": lambda: ()},
+    "optimizer_names": {"": lambda: ()},
 }

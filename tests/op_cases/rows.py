@@ -27,7 +27,9 @@ from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.ops.update import APPLIES_DELAYED
 from torch_dynemb.table.changes import record_changes
 
-ADAM = ops.OPTIMIZER_NAMES.index("adam")
+ADAM = OPTIMIZERS["adam"].kernel_number
+# the first case is Adam's
+NAMES = ["adam", *(name for name in OPTIMIZERS if name != "adam")]
 
 
 def per_sample_weights(call: Call, kind: str) -> Tensor | None:
@@ -71,9 +73,11 @@ def sequence_arguments(*, anchor: bool) -> OpArguments:
         call.ids,
         found(group, call),
         call.offsets,
+        None,
         torch.zeros(1, requires_grad=anchor),
         call.tables,
-        4,
+        call.dims,
+        int(Pooling.NONE),
         ADAM,
     )
 
@@ -202,18 +206,24 @@ def group_to_write(optimizer: str) -> td.TableGroup:
     return group
 
 
+def number_of(optimizer: str) -> int:
+    return (STORED[optimizer][0] if optimizer in STORED else OPTIMIZERS[optimizer]).kernel_number
+
+
 def backward_arguments(optimizer: str, kind: str, pooling: Pooling) -> OpArguments:
     group = group_to_write(optimizer)
     gradient, ids, handles, offsets, weights, *features = gradient_arguments(group, kind, pooling)
     updates = torch.tensor([1])
-    return (*group.rows.updated, gradient, ids, handles, offsets, weights, updates, *features)
+    lookup = (gradient, ids, handles, offsets, weights, updates, *features)
+    return (*group.rows.updated, *lookup, number_of(optimizer))
 
 
 def update_arguments(optimizer: str) -> OpArguments:
     group = group_to_write(optimizer)
     arguments = gradient_arguments(group, "plain", Pooling.SUM)
     reduced = torch.ops.dynemb.reduce_grad(*read_only_rows(group), *arguments)
-    return (*group.rows.updated, *reduced, torch.tensor([1]), [0, 1, 2])
+    updates = torch.tensor([1])
+    return (*group.rows.updated, *reduced, updates, [0, 1, 2], number_of(optimizer))
 
 
 def pending_arguments(kind: str, pooling: Pooling) -> OpArguments:
@@ -236,9 +246,11 @@ def merge_arguments() -> OpArguments:
             call.ids,
             handles,
             call.offsets,
+            None,
             torch.zeros(1, requires_grad=True),
             call.tables,
-            4,
+            call.dims,
+            int(Pooling.NONE),
             group.config.optimizer_code,
         )[0]
         rows.sum().backward()
@@ -282,7 +294,7 @@ def copied_arguments(optimizer: str, out: bool = False) -> OpArguments:
 
 
 CASES: dict[str, dict[str, Case]] = {
-    "embedding_bag": {
+    "embedding": {
         **{
             f"{kind} {pooling.name}": partial(bag_arguments, kind, pooling, anchor=True)
             for kind, pooling in (*pooled_kinds(), ("learned", Pooling.MEAN))
@@ -298,10 +310,8 @@ CASES: dict[str, dict[str, Case]] = {
             for name in STORED
         },
         "split": partial(bag_arguments, "weighted", Pooling.MEAN, anchor=True, split=True),
-    },
-    "embedding": {
-        "": partial(sequence_arguments, anchor=True),
-        "no gradient": partial(sequence_arguments, anchor=False),
+        "rows": partial(sequence_arguments, anchor=True),
+        "rows, no gradient": partial(sequence_arguments, anchor=False),
     },
     **{
         op: {
@@ -372,13 +382,13 @@ CASES: dict[str, dict[str, Case]] = {
         for kind, pooling in pooled_kinds()
     },
     "merge_grad_": {"": merge_arguments},
+    "embedding_backward_": {
+        **{
+            f"{kind} {pooling.name} {name}": partial(backward_arguments, name, kind, pooling)
+            for name in NAMES
+            for kind, pooling in (("plain", Pooling.SUM), ("weighted", Pooling.MEAN))
+        },
+        **{name: partial(backward_arguments, name, "plain", Pooling.SUM) for name in STORED},
+    },
+    "apply_grad_": {name: partial(update_arguments, name) for name in (*NAMES, *STORED)},
 }
-for _name in OPTIMIZERS:
-    CASES[f"{_name}_update_"] = {"": partial(update_arguments, _name)}
-    CASES[f"{_name}_backward_"] = {
-        "plain SUM": partial(backward_arguments, _name, "plain", Pooling.SUM),
-        "weighted MEAN": partial(backward_arguments, _name, "weighted", Pooling.MEAN),
-    }
-for _name in STORED:
-    CASES["adam_update_"][_name] = partial(update_arguments, _name)
-    CASES["adam_backward_"][_name] = partial(backward_arguments, _name, "plain", Pooling.SUM)

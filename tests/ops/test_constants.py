@@ -15,6 +15,7 @@ from torch_dynemb.ops.columns import (
     Hyper,
     InitKind,
     Meta,
+    Pooling,
     RowClock,
     Slab,
 )
@@ -90,7 +91,7 @@ LISTS = [("INIT_BEGIN", "INIT_COUNT"), ("DEFAULT_BEGIN", "DEFAULT_COUNT")]
 LISTS.append(("REFUSED_BEGIN", "REFUSED_COUNT"))
 
 
-@pytest.mark.parametrize("name", ["embedding_inference", "embedding_bag", "adam_backward_"])
+@pytest.mark.parametrize("name", ["embedding_inference", "embedding", "embedding_backward_"])
 @pytest.mark.parametrize(("begin", "count"), LISTS)
 @pytest.mark.parametrize("value", [-1, 2**62, 2**63 - 1])
 def test_records_outside_of_init_data(name: str, begin: str, count: str, value: int) -> None:
@@ -136,9 +137,11 @@ def test_zeroed_limits_are_no_limits() -> None:
         ids,
         handles,
         torch.tensor([0, 2]),
+        None,
         torch.zeros(1, requires_grad=True),
         [0],
-        4,
+        [4],
+        int(Pooling.NONE),
         group.config.optimizer_code,
     )
     output.sum().backward()

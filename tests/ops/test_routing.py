@@ -80,7 +80,7 @@ def test_unique_ids_in_order_of_first_occurrence(groups: list[list[int]]) -> Non
     ids, offsets, inverse, counts = reference_unique(groups)
     unique = ops.unique_ids(*arguments(groups))
     assert tuple(tensor.tolist() for tensor in unique) == (ids, offsets, inverse, counts)
-    padded = ops.unique_ids_padded(*arguments(groups))
+    padded = ops.unique_ids(*arguments(groups), padded=True)
     rest = [0] * (len(inverse) - len(ids))
     expected = (ids + rest, offsets, inverse, counts + rest)
     assert tuple(tensor.tolist() for tensor in padded) == expected

@@ -196,7 +196,7 @@ def test_sequences(dim: int) -> None:
     on_every_level(compute)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda config: config.op_name)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda config: config.kernel_name)
 @pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.MEAN], ids=["sum", "mean"])
 def test_optimizers(optimizer: OptimizerConfig, pooling: Pooling) -> None:
     """Fused backward over three steps, and the split update after it."""
@@ -210,8 +210,8 @@ def test_optimizers(optimizer: OptimizerConfig, pooling: Pooling) -> None:
             bag_lookup(group, call, pooling=pooling).backward(gradient)
         handles = group.find(call.ids, call.offsets, call.tables).handles
         arguments = ops.reduce_grad(group.rows, gradient, call.batch(pooling), handles)
-        update = getattr(torch.ops.dynemb, f"{optimizer.op_name}_update_")
-        update(*group.rows.updated, *arguments, torch.tensor([3]), call.tables)
+        given = (*arguments, torch.tensor([3]), call.tables, optimizer.kernel_number)
+        torch.ops.dynemb.apply_grad_(*group.rows.updated, *given)
         return snapshot(group)
 
     on_every_level(compute)

@@ -172,4 +172,13 @@ def test_other_wrong_arguments() -> None:
         ops.farmhash([TEXT, TEXT], [offsets])
     with pytest.raises(RuntimeError, match="seed is -1, expected 0 to 4294967295"):
         ops.murmurhash([TEXT], [offsets], seed=-1)
+    for hash_and_seed, message in (
+        ((3, 0), r"hash is 3, expected 0 \(FarmHash\), 1 \(MurmurHash3\) or 2"),
+        ((-1, 0), "hash is -1, expected 0"),
+        ((0, 5), "seed is 5, expected 0: FarmHash has none"),
+        ((1, 2**32), "seed is 4294967296, expected 0 to 4294967295"),
+    ):
+        for text, edges in ((TEXT, offsets), (TEXT.to("meta"), offsets.to("meta"))):
+            with pytest.raises(RuntimeError, match=f"string_hash: {message}"):
+                torch.ops.dynemb.string_hash([text], [edges], *hash_and_seed)
     assert ops.farmhash([], []) == ops.murmurhash([], []) == ops.murmurhash64a([], []) == []

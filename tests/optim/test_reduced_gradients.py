@@ -42,9 +42,9 @@ def fused(
     group: td.TableGroup, call: Call, weights: Tensor | None, gradient: Tensor, pooling: Pooling
 ) -> None:
     updates = group.rows.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
-    backward = getattr(torch.ops.dynemb, f"{group.config.optimizer.op_name}_backward_")
     arguments = gradient_arguments(group, call, weights, gradient)
-    backward(*group.rows.updated, *arguments, updates, call.tables, call.dims, pooling)
+    features = (call.tables, call.dims, pooling, group.config.optimizer.kernel_number)
+    torch.ops.dynemb.embedding_backward_(*group.rows.updated, *arguments, updates, *features)
 
 
 def split(
@@ -54,8 +54,8 @@ def split(
     rows = group.rows
     handles = group.find_or_insert(call.ids, call.offsets, call.tables)
     reduced = ops.reduce_grad(rows, gradient, call.batch(pooling, weights), handles)
-    update = getattr(torch.ops.dynemb, f"{group.config.optimizer.op_name}_update_")
-    update(*rows.updated, *reduced, updates, call.tables)
+    number = group.config.optimizer.kernel_number
+    torch.ops.dynemb.apply_grad_(*rows.updated, *reduced, updates, call.tables, number)
 
 
 def random_call(group: td.TableGroup, tables: list[int], batch: int, *, seed: int) -> Call:

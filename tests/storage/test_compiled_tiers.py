@@ -62,7 +62,7 @@ def test_a_step_stages_once_between_index_and_rows(make: Make) -> None:
     table = make()
     code = generated_code(lambda ids: table(ids))
     index = ["reserve_space_", "find_or_insert_"]
-    assert called_ops(code) == [*index, "stage_", "embedding_forward", "adam_backward_"]
+    assert called_ops(code) == [*index, "stage_", "embedding_forward", "embedding_backward_"]
     assert table_sized_lines(code) == []
 
 

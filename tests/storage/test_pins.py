@@ -23,7 +23,8 @@ Content = dict[int, tuple[int, bytes]]
 
 def read_pinned(store: OpenedStore, pin: int, handles: list[int]) -> ops.StoredRecords:
     ids = torch.tensor([(of >> 28) * 7 - 3 for of in handles], dtype=torch.int64)
-    return ops.store_read_pinned(store.clock, pin, 0, torch.tensor(handles, dtype=torch.int64), ids)
+    numbers = torch.tensor(handles, dtype=torch.int64)
+    return ops.store_read(store.clock, 0, numbers, ids, pin=pin)
 
 
 def check_pinned(store: OpenedStore, pin: int, content: Content) -> None:

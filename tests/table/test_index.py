@@ -123,7 +123,7 @@ def test_generation_wraps_past_never_written() -> None:
         td.RowWiseAdagrad(lr=0.1, initial_accumulator_value=0.25),
         td.Adam(lr=0.1),
     ],
-    ids=lambda optimizer: optimizer.op_name,
+    ids=lambda optimizer: optimizer.kernel_name,
 )
 def test_reused_row_starts_clean(optimizer: Any) -> None:
     used, fresh = make_group(optimizer=optimizer), make_group(optimizer=optimizer)

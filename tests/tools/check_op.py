@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
-import re
 import subprocess
 import sys
 import time
@@ -137,7 +136,7 @@ class Op:
 
     def __init__(self, name: str) -> None:
         import torch
-        from op_cases import FAMILIES, OPTIMIZERS
+        from op_cases import FAMILIES
 
         from torch_dynemb._library.op_names import op_names, op_tags
 
@@ -152,8 +151,6 @@ class Op:
         tag = op_tags().get(name)
         homes = [(family, files) for family, (of, files) in FAMILIES.items() if name in of]
         self.family, self.values = homes[0] if homes else (None, OF_TAG.get(tag or "", ()))
-        parts = re.fullmatch(r"(\w+?)_(update|backward)_", name)
-        self.optimizer = parts[1] if parts and parts[1] in OPTIMIZERS else None
         arguments = getattr(torch.ops.dynemb, name).default._schema.arguments
         self.kinds = [SCHEMA]
         if tag != "gpu":
@@ -162,15 +159,6 @@ class Op:
             self.kinds += [OPCHECK, *([WRONG] if arguments else [])]
         if tag is None:
             self.kinds.append(EMULATOR)
-
-    @property
-    def checked_as(self) -> str:
-        """The op to test with wrong arguments: one of each kind of optimizer."""
-        from wrong_tensors import OF_MANY
-
-        if self.optimizer is None or self.optimizer in OF_MANY:
-            return self.name
-        return self.name.replace(self.optimizer, "adam", 1)
 
     def files(self) -> list[Path]:
         """The test files to collect."""
@@ -192,8 +180,6 @@ class Op:
 
     def distance(self, item: pytest.Item) -> int:
         """Functions between the op and what a test of values names."""
-        if self.optimizer is not None:
-            return 0 if self.optimizer in words_of(item) else CALLERS + 1
         if self.is_named_by(item, self.name):
             return 0
         names = names_in_test(item)
@@ -238,8 +224,7 @@ class Selection:
         if kind == VALUES:
             self.distance[item.nodeid] = self.op.distance(item)
             return kind
-        name = self.op.checked_as if kind == WRONG or "wrong" in item.name else self.op.name
-        return kind if self.op.is_named_by(item, name) else None
+        return kind if self.op.is_named_by(item, self.op.name) else None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(

@@ -139,12 +139,13 @@ def stores() -> dict[str, Callable[[], Any]]:
     return {"external": external, "host": lambda: td.HostStore(cache="70 rows")}
 
 
-def run_cases(ops: Sequence[str], prefix: str = "") -> None:
+def run_cases(ops: Sequence[str], prefix: str = "", cases: str = "") -> None:
     """Run the cases of ops, all if none is named, and print a digest of each one's results.
 
     Args:
         ops: names.
-        prefix: of the names of cases.
+        prefix: of the names of results.
+        cases: part of the names of the cases to run.
     """
     import torch
     from emulator import mode
@@ -165,10 +166,12 @@ def run_cases(ops: Sequence[str], prefix: str = "") -> None:
         print(json.dumps([f"{prefix}{name} {kind}", digest((results, arguments))]))
 
     for family, (of_family, _) in FAMILIES.items():
-        for name, cases in of_family.items():
+        for name, of_op in of_family.items():
             if name not in CASES or name in tagged_ops("host") or (ops and name not in ops):
                 continue
-            for kind, case in cases.items():
+            for kind, case in of_op.items():
+                if cases not in kind:
+                    continue
                 run(name, kind, case)
                 if family in ("index", "rows"):
                     with many_ids():
@@ -202,7 +205,7 @@ def run_mutants(check: str, ops: Sequence[str]) -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, MUTANT_SECONDS)
         emulator.emulator_set_mutant(number)
         try:
-            run_cases([mutant.op], f"mutant {number} ")
+            run_cases([mutant.op], f"mutant {number} ", mutant.cases)
         except RuntimeError as error:
             print(json.dumps([f"mutant {number} error", str(error)[:80]]))
         sys.stdout.flush()

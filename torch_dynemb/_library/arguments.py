@@ -109,9 +109,7 @@ _OTHERWISE = {
     **{
         (op, "values"): _ANY_ROW
         for op in (
-            "farmhash",
-            "murmurhash",
-            "murmurhash64a",
+            "string_hash",
             "ragged_cutoff_2d",
             "ragged_cutoff_3d",
             "ragged_topk_index_cutoff",
@@ -125,7 +123,7 @@ _OTHERWISE = {
 _LEAST = {
     **dict.fromkeys(("features", "parts", "slots", "tile_lens", "depths", "divisors"), 1),
     **dict.fromkeys(("primes", "buckets", "feature_dims", "dim"), 1),
-    **dict.fromkeys(("rows", "bags", "keep_lengths", "lengths", "hashes", "seed", "part"), 0),
+    **dict.fromkeys(("rows", "bags", "keep_lengths", "lengths", "hashes", "part"), 0),
     **dict.fromkeys(("table", "begin", "ids", "word", "max_ids", "pooling", "feature_tables"), 0),
     **dict.fromkeys(("feature_policies", "updated_tables", "weighted", "ragged", "size"), 0),
     **dict.fromkeys(("dtype", "level", "table_buckets", "slab_rows"), 0),
@@ -134,17 +132,18 @@ _LEAST = {
     "most": 1,
     "optimizer": -1,
 }
+# ops that apply an optimizer
+_UPDATE_OPS = ("embedding_backward_", "apply_grad_")
 # numbers without a least value, unlike those of the same name in other ops
-_ANY_NUMBER = (("murmurhash64a", "seed"),)
+_ANY_NUMBER = (*((op, "optimizer") for op in _UPDATE_OPS),)
 
 # ops with offsets that are never empty: the begin of each part, and the end of the last
 _NEVER_EMPTY = (
-    *("unique_ids", "unique_ids_padded", "ids_partition", "pool_rows", "pool_rows_grad"),
+    *("unique_ids", "ids_partition", "pool_rows", "pool_rows_grad"),
     *("pool_rows_weight_grad", "ragged_tile", "ragged_tile_grad", "ragged_tile_weight_grad"),
     *("ragged_cutoff_2d", "ragged_cutoff_3d", "ragged_topk_index_cutoff", "ragged_to_dense"),
-    *("ragged_indices", "feature_cross_ragged", "farmhash", "murmurhash"),
-    "murmurhash64a",
-    *("embedding_bag", "bag_weight_grad"),
+    *("ragged_indices", "feature_cross_ragged", "string_hash"),
+    "bag_weight_grad",
 )
 
 # lists of features, and a list with an entry for each feature
@@ -156,7 +155,7 @@ _FEATURE_NUMBERS = {
 }
 _LAST_DTYPE_CODE = 5  # of reserve
 _LARGE = 1 << 20  # a size that can make a result too large
-_LARGEST_CRC = 2**32 - 1
+_LARGEST_UINT32 = 2**32 - 1
 # the rest of the message about a tensor that must be in host memory
 _READS_FILES = "reads files to host memory: copy to the CPU first, with .cpu()"
 _MOVES_ROWS = (
@@ -198,6 +197,7 @@ _IN_HOST_MEMORY = {
     },
     **{("take_unchanged_rows_", name): _COPIES for name in ("out_weights", "out_state")},
 }
+_FARM, _MURMUR3, _MURMUR64A = range(3)
 _ROW_FORMATS = {1: "int8", 2: "int4", 3: "fp8"}
 _INT4 = 2
 _FLOAT_ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -212,9 +212,7 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     "mod": (("values", "divisors"),),
     "bucketize": (("values", "boundaries"),),
     "multi_hash": (("values", "hashes"), ("multipliers", "primes", "buckets")),
-    "farmhash": (_RAGGED,),
-    "murmurhash": (_RAGGED,),
-    "murmurhash64a": (_RAGGED,),
+    "string_hash": (_RAGGED,),
     "ids_encode": (("ids", "tables"),),
     "ids_concat": (("offsets", "ragged"), ("ids",)),
     "ragged_tile": (("tile_lens", "pad_left"),),
@@ -234,8 +232,7 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
         ("x_weights", "x_weighted"),
         ("y_weights", "y_weighted"),
     ),
-    "embedding_bag": (_SLABS, _LOOKUP),
-    "embedding": (_SLABS,),
+    "embedding": (_SLABS, _LOOKUP),
     "embedding_inference": (_SLABS, _LOOKUP),
     "embedding_forward": (_SLABS, _LOOKUP),
     "find_and_read": (_SLABS, _LOOKUP),
@@ -334,6 +331,12 @@ def _default_values(op: str) -> dict[str, Any]:
     return {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
 
 
+@functools.cache
+def _optimizer_names() -> list[str]:
+    names: list[str] = torch.ops.dynemb.optimizer_names()
+    return names
+
+
 def check_arguments(op: str, arguments: Sequence[Any]) -> None:
     """Check everything about a call that does not depend on the values of tensors.
 
@@ -395,8 +398,8 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
             f"hashes add up to {sum(given['hashes'])}, expected the number of primes, "
             f"{len(given['primes'])}",
         )
-    if "crc" in given and not 0 <= given["crc"] <= _LARGEST_CRC:
-        _refuse(op, f"crc is {given['crc']}, expected 0 to {_LARGEST_CRC}, the sum so far")
+    if "crc" in given and not 0 <= given["crc"] <= _LARGEST_UINT32:
+        _refuse(op, f"crc is {given['crc']}, expected 0 to {_LARGEST_UINT32}, the sum so far")
     if "block_bytes" in given and (
         given["block_bytes"] < 1 or given["block_bytes"] % _PAGE_BYTES != 0
     ):
@@ -413,6 +416,16 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
             f"state has {len(given['state'])} tensors, expected a multiple of the "
             f"{len(given['weights'])} slabs",
         )
+    if op == "end_step_" and given["clock"] is None and given["now"] is not None:
+        _refuse(op, f"now is {given['now']} without a clock, which would have it: give both")
+    if op == "string_hash":
+        _check_string_hash(op, given["hash"], given["seed"])
+    if op in _UPDATE_OPS and not 0 <= given["optimizer"] < len(_optimizer_names()):
+        _refuse(
+            op,
+            f"optimizer is {given['optimizer']}, expected 0 to {len(_optimizer_names()) - 1}: a "
+            "position in what optimizer_names() returns",
+        )
     if op == "prefetch_" and given["ahead"] < 1:
         _refuse(op, f"ahead is {given['ahead']}, expected 1 at least: the steps until the lookup")
     if "format" in given:
@@ -427,6 +440,18 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
         _refuse(op, f"part is {given['part']}, expected 0 to {given['parts'] - 1}")
     if "dtype" in given and given["dtype"] > _LAST_DTYPE_CODE:
         _refuse(op, f"dtype is {given['dtype']}, expected 0 to {_LAST_DTYPE_CODE}")
+
+
+def _check_string_hash(op: str, kind: int, seed: int) -> None:
+    if not _FARM <= kind <= _MURMUR64A:
+        _refuse(
+            op,
+            f"hash is {kind}, expected 0 (FarmHash), 1 (MurmurHash3) or 2 (MurmurHash64A)",
+        )
+    if kind == _FARM and seed != 0:
+        _refuse(op, f"seed is {seed}, expected 0: FarmHash has none")
+    if kind == _MURMUR3 and not 0 <= seed <= _LARGEST_UINT32:
+        _refuse(op, f"seed is {seed}, expected 0 to {_LARGEST_UINT32}")
 
 
 def _check_format(op: str, given: dict[str, Any]) -> None:

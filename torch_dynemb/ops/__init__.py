@@ -44,12 +44,11 @@ from torch_dynemb.ops.lookup import (  # noqa: E402
     row_lookup,
 )
 from torch_dynemb.ops.memory import (  # noqa: E402
-    advance_step_,
     available_cuda_memory,
     available_memory,
     being_changed,
     bind_group,
-    end_step,
+    end_step_,
     has_cuda_kernels,
     locked,
     raise_device_errors,
@@ -92,7 +91,6 @@ from torch_dynemb.ops.routing import (  # noqa: E402
     ids_partition,
     mix_ids,
     unique_ids,
-    unique_ids_padded,
     unmix_ids,
 )
 from torch_dynemb.ops.scores import combine_scores_, get_scores, set_scores_  # noqa: E402
@@ -121,7 +119,6 @@ from torch_dynemb.ops.store import (  # noqa: E402
     store_open,
     store_pin,
     store_read,
-    store_read_pinned,
     store_release,
     store_stats,
     store_submit,
@@ -169,11 +166,10 @@ __all__ = [
     "PendingGradients",
     "RowTensors",
     "accumulate_grad_",
-    "advance_step_",
     "dequantize_rows",
     "embedding",
     "embedding_inference",
-    "end_step",
+    "end_step_",
     "erase_",
     "export_batch",
     "find",

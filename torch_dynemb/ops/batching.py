@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 
 _READS = (
     "embedding",
-    "embedding_bag",
     "embedding_forward",
     "embedding_inference",
     "find",

@@ -416,6 +416,14 @@ class Pooling(IntEnum):
     NONE = 2
 
 
+class StringHash(IntEnum):
+    """Hashes of byte strings."""
+
+    FARM = 0
+    MURMUR3 = 1
+    MURMUR64A = 2
+
+
 class RowFormat(IntEnum):
     """Storage of a slab's rows: floats of a tensor's dtype, or quantized."""
 

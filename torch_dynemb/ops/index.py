@@ -6,7 +6,7 @@ int64 [F * B + 1], non-decreasing from 0 to N: feature f has ids ``offsets[f * B
 ``offsets`` may be empty: all ids are in one bag.
 
 Errors in arguments are raised before anything changes. On a GPU, wrong values of tensors are
-reported by a later op, or by :func:`torch_dynemb.ops.end_step`. On the CPU an op that changes an
+reported by a later op, or by :func:`torch_dynemb.ops.end_step_`. On the CPU an op that changes an
 index raises RuntimeError while another thread changes the same index.
 """
 
@@ -298,7 +298,7 @@ def export_batch(
 def reported_counts(index: IndexTensors, rows: RowTensors) -> tuple[Tensor, Tensor]:
     """Return ``tables`` and ``row_clock`` on the CPU, as far as known without waiting.
 
-    On a GPU they have the values that the last finished :func:`torch_dynemb.ops.end_step` has
+    On a GPU they have the values that the last finished :func:`torch_dynemb.ops.end_step_` has
     reported. Before the first one, the host waits for the device.
 
     Args:

@@ -22,6 +22,7 @@ from torch_dynemb.ops.lookup_autograd import (
     checked_lookup,
     differentiable,
     insert_and_read,
+    lookup_forward,
     only_autograd_sees,
 )
 from torch_dynemb.ops.tensors import IndexTensors, LookupBatch, RowTensors
@@ -82,8 +83,6 @@ def embedding(
 ) -> Tensor:
     """Look rows or bags up; the backward updates the rows.
 
-    Calls ``torch.ops.dynemb.embedding_bag``, or ``embedding`` if ``batch`` asks for rows.
-
     Args:
         rows: of the tables. The backward changes weights, generations, state and row_clock; with
             pending tensors it changes these and row_clock.
@@ -99,27 +98,24 @@ def embedding(
 
     Raises:
         TypeError, ValueError: dtype, shape or device of per_sample_weights; or an unknown
-            optimizer, if the backward is needed.
+            optimizer.
         RuntimeError: another argument does not fit the rows. On a GPU, wrong values of tensors are
             reported by a later op. Raised by the backward: create_graph=True, or rows that were
             updated since the forward, where the optimizer does not allow for it.
     """
     ids, offsets, weights, tables, dims, pooling = batch
     if pooling == Pooling.NONE:
-        if needs_grad(grad_anchor) and only_autograd_sees(ids, offsets, handles):
-            lookup = checked_lookup("embedding", rows, optimizer, [*tables], [*dims], pooling)
-            return differentiable(lookup, None, ids, handles, offsets, None, grad_anchor)[0]
-        output, _ = torch.ops.dynemb.embedding(
-            *rows, ids, handles, offsets, grad_anchor, tables, dims[0], optimizer
-        )
+        weights = None
     else:
-        check_weights("embedding_bag", batch)
-        if needs_grad(weights, grad_anchor) and only_autograd_sees(ids, offsets, handles):
-            lookup = checked_lookup("embedding_bag", rows, optimizer, [*tables], [*dims], pooling)
+        check_weights("embedding", batch)
+    if only_autograd_sees(ids, offsets, handles):
+        lookup = checked_lookup("embedding", rows, optimizer, [*tables], [*dims], pooling)
+        if needs_grad(weights, grad_anchor):
             return differentiable(lookup, None, ids, handles, offsets, weights, grad_anchor)[0]
-        output, _ = torch.ops.dynemb.embedding_bag(
-            *rows, ids, handles, offsets, weights, grad_anchor, tables, dims, pooling, optimizer
-        )
+        return lookup_forward(lookup, ids, handles, offsets, weights)[0]
+    output, _ = torch.ops.dynemb.embedding(
+        *rows, ids, handles, offsets, weights, grad_anchor, tables, dims, pooling, optimizer
+    )
     result: Tensor = output
     return result
 
@@ -412,17 +408,10 @@ def lookup_output(
     return ids.new_empty((rows, columns), dtype=torch.float32)
 
 
-@register_fake("embedding_bag")
-def _embedding_bag_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
-    *rows, ids, _, offsets, _, _, tables, dims, pooling, _ = arguments
-    output = lookup_output("embedding_bag", ids, offsets, tables, dims, pooling)
-    return output, RowTensors(*rows).row_clock.new_empty((1,))
-
-
 @register_fake("embedding")
 def _embedding_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
-    *rows, ids, _, _, _, _, dim, _ = arguments
-    output = ids.new_empty((ids.shape[0], dim), dtype=torch.float32)
+    *rows, ids, _, offsets, _, _, tables, dims, pooling, _ = arguments
+    output = lookup_output("embedding", ids, offsets, tables, dims, pooling)
     return output, RowTensors(*rows).row_clock.new_empty((1,))
 
 

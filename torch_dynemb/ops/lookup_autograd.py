@@ -98,8 +98,7 @@ def _update_rows(
         batch = lookup.batch(ids, offsets, per_sample_weights)
         accumulate_grad_(pending, rows, grad_output, batch, handles, updates)
         return
-    backward_op = _BACKWARD_OPS[OPTIMIZER_NAMES[lookup.optimizer]]
-    backward_op(
+    _BACKWARD(
         *rows.updated,
         grad_output,
         ids,
@@ -110,6 +109,7 @@ def _update_rows(
         lookup.tables,
         lookup.dims,
         lookup.pooling,
+        lookup.optimizer,
     )
 
 
@@ -120,8 +120,7 @@ def _update_rows_once(lookup: Lookup, gradients: list[Gradient]) -> None:
     total = sum_gradients(rows, gradients)
     # the op compares this with the clock: the oldest lookup has seen the fewest updates
     updates = torch.cat([gradient.updates for gradient in gradients]).amin(0, keepdim=True)
-    update_op = _UPDATE_OPS[OPTIMIZER_NAMES[lookup.optimizer]]
-    update_op(
+    _APPLY_GRAD(
         *rows.updated,
         total.handles,
         total.ids,
@@ -130,6 +129,7 @@ def _update_rows_once(lookup: Lookup, gradients: list[Gradient]) -> None:
         total.counts[:, 0].contiguous(),
         updates,
         sorted({table for gradient in gradients for table in gradient.batch.feature_tables}),
+        lookup.optimizer,
     )
 
 
@@ -254,7 +254,7 @@ class _DifferentiableLookup(torch.autograd.Function):
         grad_anchor: Tensor,
     ) -> tuple[Tensor, Tensor]:
         output, updates = (
-            _forward(lookup, ids, handles, offsets, per_sample_weights)
+            lookup_forward(lookup, ids, handles, offsets, per_sample_weights)
             if own_kernel is None
             else own_kernel()
         )
@@ -312,22 +312,19 @@ class _InsertingLookup(torch.autograd.Function):
 insert_and_read: Callable[..., Any] = super(torch.autograd.Function, _InsertingLookup).apply
 _FORWARD = torch.ops.dynemb.embedding_forward.default
 _INSERT_AND_READ = torch.ops.dynemb.insert_and_read.default
-_BACKWARD_OPS = {
-    name: getattr(torch.ops.dynemb, f"{name}_backward_").default for name in OPTIMIZER_NAMES
-}
-_UPDATE_OPS = {
-    name: getattr(torch.ops.dynemb, f"{name}_update_").default for name in OPTIMIZER_NAMES
-}
+_BACKWARD = torch.ops.dynemb.embedding_backward_.default
+_APPLY_GRAD = torch.ops.dynemb.apply_grad_.default
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
 
 
-def _forward(
+def lookup_forward(
     lookup: Lookup,
     ids: Tensor,
     handles: Tensor,
     offsets: Tensor,
     per_sample_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
+    """Return the outputs of a lookup, without its backward."""
     rows = lookup.rows
     result: tuple[Tensor, Tensor] = _FORWARD(
         rows.weights,
@@ -378,29 +375,16 @@ def only_autograd_sees(ids: Tensor, offsets: Tensor, handles: Tensor | None = No
 
 # A traced program gets embedding_forward, which has no autograd formula, so that compiled code need
 # not run one on every call.
-def _bag_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+def _embedding_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
     *rows, ids, handles, offsets, weights, anchor, tables, dims, pooling, optimizer = arguments
-    kernel: Kernel = partial(
-        below_autograd, torch.ops.dynemb.embedding_bag.default, keyset, arguments
-    )
+    kernel: Kernel = partial(below_autograd, torch.ops.dynemb.embedding.default, keyset, arguments)
+    if pooling == Pooling.NONE:
+        weights = None  # the kernel does not read them
     if not needs_grad(weights, anchor):
         return kernel()
-    lookup = checked_lookup("embedding_bag", RowTensors(*rows), optimizer, tables, dims, pooling)
+    lookup = checked_lookup("embedding", RowTensors(*rows), optimizer, tables, dims, pooling)
     own_kernel = None if isinstance(ids, FunctionalTensor) else kernel
     return differentiable(lookup, own_kernel, ids, handles, offsets, weights, anchor)
 
 
-def _sequence_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-    *rows, ids, handles, offsets, anchor, tables, dim, optimizer = arguments
-    op = torch.ops.dynemb.embedding.default
-    kernel: Kernel = partial(below_autograd, op, keyset, arguments)
-    if not needs_grad(anchor):
-        return kernel()
-    dims, pooling = [dim] * len(tables), int(Pooling.NONE)
-    lookup = checked_lookup("embedding", RowTensors(*rows), optimizer, tables, dims, pooling)
-    own_kernel = None if isinstance(ids, FunctionalTensor) else kernel
-    return differentiable(lookup, own_kernel, ids, handles, offsets, None, anchor)
-
-
-register_autograd_kernel("embedding_bag", _bag_autograd)
-register_autograd_kernel("embedding", _sequence_autograd)
+register_autograd_kernel("embedding", _embedding_autograd)

@@ -24,6 +24,9 @@ _DTYPE_CODES = {
     torch.float16: 4,
     torch.uint8: 5,
 }
+_END_STEP = torch.ops.dynemb.end_step_.default
+# Inductor ends a CUDA graph before it. The ABI of the compiled library has no tags.
+_END_STEP.tags.append(torch.Tag.cudagraph_unsafe)
 # a constant, because what asks torch's dispatcher is not compiled
 _HAS_CUDA_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key(
     "dynemb::reserve_cuda", "CompositeExplicitAutograd"
@@ -192,47 +195,33 @@ def bind_group(
 
 
 @raises_typed_errors
-def end_step(index: IndexTensors, rows: RowTensors) -> None:
-    """Do the work of ``optimizer.step()`` on a GPU.
+def end_step_(
+    index: IndexTensors, rows: RowTensors, *, counted: bool = True, now: int | None = None
+) -> None:
+    """End a training step of a group.
 
-    If a lookup of the group has been captured in a CUDA graph, make room for the next replays. Call
-    it after every replay: without it, the fourth replay may refuse new ids, which a later op
-    reports.
-    Update the counts of :func:`reported_counts`, without waiting.
-
-    Args:
-        index, rows: of the tables, on a GPU; no value changes.
-
-    Raises:
-        RuntimeError: kernels of earlier calls have reported an error so far; or the group has not
-            been bound; or the current stream is being captured.
-    """
-    torch.ops.dynemb.end_step(index.buckets, index.tables, rows.row_clock)
-
-
-@raises_typed_errors
-def advance_step_(index: IndexTensors, rows: RowTensors, *, now: int | None = None) -> None:
-    """End a training step of a group: count it, and on a GPU call :func:`end_step`.
+    Count the step. On a GPU, update the counts of :func:`reported_counts` without waiting. If a
+    lookup of the group has been captured in a CUDA graph, make room for the next replays. Call this
+    after every replay: without it, the fourth one may refuse new ids, which a later op reports.
 
     Args:
         index: of the tables; clock changes.
         rows: of the same tables; row_clock changes.
-        now: the new time in seconds; default: unchanged.
+        counted: False: both stay as they are, and nothing happens on the CPU.
+        now: the new time in seconds, of a counted step; default: unchanged.
 
     Raises:
         RuntimeError: tensors do not fit each other, or clock has no step; nothing has changed. On a
-            GPU also as :func:`end_step`.
+            GPU also: kernels of earlier calls have reported an error so far; the group has not been
+            bound; or the current stream is being captured.
     """
-    torch.ops.dynemb.advance_step_(index.buckets, index.tables, rows.row_clock, index.clock, now)
+    clock = index.clock if counted else None
+    _END_STEP(index.buckets, index.tables, rows.row_clock, clock, now)
 
 
-# Inductor ends a CUDA graph before it. The ABI of the compiled library has no tags.
-torch.ops.dynemb.advance_step_.default.tags.append(torch.Tag.cudagraph_unsafe)
-
-
-@register_fake("advance_step_")
-def _advance_step_fake(
-    buckets: Tensor, tables: Tensor, row_clock: Tensor, clock: Tensor, now: int | None
+@register_fake("end_step_")
+def _end_step_fake(
+    buckets: Tensor, tables: Tensor, row_clock: Tensor, clock: Tensor | None, now: int | None
 ) -> None:
     return None
 
@@ -372,9 +361,4 @@ def _bind_group_fake(
     slab_rows: Sequence[int],
     policy: Tensor | None = None,
 ) -> None:
-    return None
-
-
-@register_fake("end_step")
-def _end_step_fake(buckets: Tensor, tables: Tensor, row_clock: Tensor) -> None:
     return None

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from torch_dynemb._library.library import raises_typed_errors, register_fake
 
+_UNIQUE_IDS = torch.ops.dynemb.unique_ids.default
+
 
 class UniqueIds(NamedTuple):
     """Result of :func:`unique_ids`.
@@ -77,45 +79,26 @@ def unmix_ids(quotients: Tensor, *, parts: int, part: int) -> Tensor:
 
 
 @raises_typed_errors
-def unique_ids(ids: Tensor, offsets: Tensor) -> UniqueIds:
+def unique_ids(ids: Tensor, offsets: Tensor, *, padded: bool = False) -> UniqueIds:
     """Return the distinct ids of each group.
-
-    On a GPU the host waits for their number; :func:`unique_ids_padded` does not.
 
     Args:
         ids: int64 [N], group after group.
         offsets: int64 [groups + 1], where groups begin in ``ids``.
+        padded: ids and counts have the length of the input, with zeros after ``offsets[-1]``. On a
+            GPU the host otherwise waits for their number, and a CUDA graph cannot capture the call.
 
     Raises:
         RuntimeError: dtypes or shapes do not match, or offsets are not ascending from 0 to N.
 
     Example:
-        >>> unique_ids(torch.tensor([7, 5, 7, 7]), torch.tensor([0, 3, 4])).ids
+        >>> ids, offsets = torch.tensor([7, 5, 7, 7]), torch.tensor([0, 3, 4])
+        >>> unique_ids(ids, offsets).ids
         tensor([7, 5, 7])
-    """
-    return UniqueIds(*torch.ops.dynemb.unique_ids(ids, offsets))
-
-
-@raises_typed_errors
-def unique_ids_padded(ids: Tensor, offsets: Tensor) -> UniqueIds:
-    """Return :func:`unique_ids`, with ids and counts padded to the length of the input.
-
-    Padding is zeros after ``offsets[-1]``.
-
-    The host does not wait, and a CUDA graph can capture the call.
-
-    Args:
-        ids: int64 [N], group after group.
-        offsets: int64 [groups + 1], where groups begin in ``ids``.
-
-    Raises:
-        RuntimeError: as :func:`unique_ids`.
-
-    Example:
-        >>> unique_ids_padded(torch.tensor([7, 5, 7, 7]), torch.tensor([0, 3, 4])).counts
+        >>> unique_ids(ids, offsets, padded=True).counts
         tensor([2, 1, 1, 0])
     """
-    return UniqueIds(*torch.ops.dynemb.unique_ids_padded(ids, offsets))
+    return UniqueIds(*_UNIQUE_IDS(ids, offsets, padded))
 
 
 @raises_typed_errors
@@ -326,16 +309,12 @@ def _ids_encode_fake(ids: list[Tensor], tables: list[int]) -> Tensor:
 
 
 @register_fake("unique_ids")
-def _unique_ids_fake(ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    count = torch.library.get_ctx().new_dynamic_size()
+def _unique_ids_fake(
+    ids: Tensor, offsets: Tensor, padded: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    count = ids.shape[0] if padded else torch.library.get_ctx().new_dynamic_size()
     inverse = torch.empty_like(ids)
     return ids.new_empty((count,)), torch.empty_like(offsets), inverse, ids.new_empty((count,))
-
-
-@register_fake("unique_ids_padded")
-def _unique_ids_padded_fake(ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    inverse = torch.empty_like(ids)
-    return torch.empty_like(ids), torch.empty_like(offsets), inverse, torch.empty_like(ids)
 
 
 @register_fake("ids_partition")

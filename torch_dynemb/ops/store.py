@@ -104,7 +104,9 @@ def store_open(
 
 
 @raises_typed_errors
-def store_read(tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor) -> StoredRecords:
+def store_read(
+    tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor, *, pin: int | None = None
+) -> StoredRecords:
     """Copy records from the log of a slab, after all jobs. The cache is not read.
 
     Args:
@@ -112,15 +114,17 @@ def store_read(tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor) -> S
         slab: number of a slab with a log.
         handles: int64 [ids], row handles.
         ids: int64 [ids], owners of the rows.
+        pin: of :func:`store_pin`: copy records as they were when they were pinned, without waiting
+            for jobs; another thread may train meanwhile.
 
     Returns:
         The records, with their checksums verified.
 
     Raises:
-        RuntimeError: no store, no such slab or row; a record is damaged or of another id (the file,
-            the offset and the id are named), or cannot be read.
+        RuntimeError: no store, no such pin, slab or row; a record is damaged or of another id (the
+            file, the offset and the id are named), or cannot be read.
     """
-    return StoredRecords(*torch.ops.dynemb.store_read(tier_clock, slab, handles, ids))
+    return StoredRecords(*torch.ops.dynemb.store_read(tier_clock, slab, handles, ids, pin))
 
 
 @raises_typed_errors
@@ -278,29 +282,6 @@ def store_pin(tier_clock: Tensor) -> int:
 
 
 @raises_typed_errors
-def store_read_pinned(
-    tier_clock: Tensor, pin: int, slab: int, handles: Tensor, ids: Tensor
-) -> StoredRecords:
-    """Copy records as they were when they were pinned; another thread may train meanwhile.
-
-    Args:
-        tier_clock: of the store, as it was opened.
-        pin: of :func:`store_pin`.
-        slab: number of a slab with a log.
-        handles: int64 [ids], row handles.
-        ids: int64 [ids], owners of the rows.
-
-    Returns:
-        The records, with their checksums verified.
-
-    Raises:
-        RuntimeError: no store, no such pin, slab or row; a record is damaged or of another id (the
-            file, the offset and the id are named), or cannot be read.
-    """
-    return StoredRecords(*torch.ops.dynemb.store_read_pinned(tier_clock, pin, slab, handles, ids))
-
-
-@raises_typed_errors
 def store_release(tier_clock: Tensor, pin: int) -> None:
     """Release a pin: segments that neither the store nor a snapshot needs become reusable.
 
@@ -367,7 +348,7 @@ def _store_open_fake(
 
 @register_fake("store_read")
 def _store_read_fake(
-    tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor
+    tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor, pin: int | None
 ) -> tuple[Tensor, Tensor]:
     # only the store knows the size of its records
     record_bytes = torch.library.get_ctx().new_dynamic_size()
@@ -431,13 +412,6 @@ def _store_load_fake(
 @register_fake("store_pin")
 def _store_pin_fake(tier_clock: Tensor) -> Tensor:
     return tier_clock.new_empty(())
-
-
-@register_fake("store_read_pinned")
-def _store_read_pinned_fake(
-    tier_clock: Tensor, pin: int, slab: int, handles: Tensor, ids: Tensor
-) -> tuple[Tensor, Tensor]:
-    return _store_read_fake(tier_clock, slab, handles, ids)
 
 
 @register_fake("store_release")

@@ -8,6 +8,11 @@ import torch
 from torch import Tensor
 
 from torch_dynemb._library.library import raises_typed_errors, register_fake
+from torch_dynemb.ops.columns import StringHash
+
+_STRING_HASH = torch.ops.dynemb.string_hash.default
+# plain ints: an op takes half a microsecond longer to read a member of an enum
+_FARM, _MURMUR3, _MURMUR64A = map(int, StringHash)
 
 
 @raises_typed_errors
@@ -35,10 +40,7 @@ def farmhash(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Tensor
         >>> farmhash([text], [torch.tensor([0, 3, 6])])
         [tensor([6150913649986995171,  -98778129085727977])]
     """
-    if not values and not offsets:
-        return []
-    hashes: list[Tensor] = torch.ops.dynemb.farmhash(list(values), list(offsets))
-    return hashes
+    return _hash(values, offsets, _FARM)
 
 
 @raises_typed_errors
@@ -63,10 +65,7 @@ def murmurhash(
         >>> murmurhash([text], [torch.tensor([0, 3])])
         [tensor([-2129773440516405919])]
     """
-    if not values and not offsets:
-        return []
-    hashes: list[Tensor] = torch.ops.dynemb.murmurhash(list(values), list(offsets), seed)
-    return hashes
+    return _hash(values, offsets, _MURMUR3, seed)
 
 
 @raises_typed_errors
@@ -93,18 +92,20 @@ def murmurhash64a(
         >>> murmurhash64a([text], [torch.tensor([0, 3])])
         [tensor([-4003751876240412087])]
     """
+    return _hash(values, offsets, _MURMUR64A, seed)
+
+
+def _hash(
+    values: Sequence[Tensor], offsets: Sequence[Tensor], kind: int, seed: int = 0
+) -> list[Tensor]:
     if not values and not offsets:
         return []
-    hashes: list[Tensor] = torch.ops.dynemb.murmurhash64a(list(values), list(offsets), seed)
+    hashes: list[Tensor] = _STRING_HASH(list(values), list(offsets), kind, seed)
     return hashes
 
 
-@register_fake("farmhash")
-def _farmhash_fake(values: list[Tensor], offsets: list[Tensor]) -> list[Tensor]:
-    return [offset.new_empty((offset.shape[0] - 1,)) for offset in offsets]
-
-
-@register_fake("murmurhash64a")
-@register_fake("murmurhash")
-def _murmurhash_fake(values: list[Tensor], offsets: list[Tensor], seed: int) -> list[Tensor]:
+@register_fake("string_hash")
+def _string_hash_fake(
+    values: list[Tensor], offsets: list[Tensor], kind: int, seed: int
+) -> list[Tensor]:
     return [offset.new_empty((offset.shape[0] - 1,)) for offset in offsets]

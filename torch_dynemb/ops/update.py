@@ -9,15 +9,11 @@ import torch
 from torch import Tensor
 
 from torch_dynemb._library.library import raises_typed_errors, register_fake
-from torch_dynemb._library.op_names import op_names
 from torch_dynemb.ops.functional_copies import refuse_copies_of_rows
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 
-# The optimizers of the library. The position is the code that a lookup passes to its backward;
-# files do not contain it.
-OPTIMIZER_NAMES = tuple(
-    name.removesuffix("_backward_") for name in op_names() if name.endswith("_backward_")
-)
+# The optimizers of the library. The position is the number that ops take; files do not contain it.
+OPTIMIZER_NAMES = tuple(torch.ops.dynemb.optimizer_names())
 NO_OPTIMIZER = -1
 # Added to the code where gradients may be applied after other updates of the rows.
 APPLIES_DELAYED = 1 << 8
@@ -73,6 +69,5 @@ def _register_update_fake(op: str) -> None:
         refuse_copies_of_rows(op, copy_on_write, weights, generations, state, dirty_bits)
 
 
-for _name in OPTIMIZER_NAMES:
-    _register_update_fake(f"{_name}_update_")
-    _register_update_fake(f"{_name}_backward_")
+_register_update_fake("embedding_backward_")
+_register_update_fake("apply_grad_")

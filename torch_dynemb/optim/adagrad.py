@@ -32,7 +32,7 @@ class Adagrad(OptimizerConfig):
     initial_accumulator_value: float = 0.0
     state_dtype: torch.dtype = torch.float32
 
-    op_name: ClassVar[str] = "adagrad"
+    kernel_name: ClassVar[str] = "adagrad"
     element_state: ClassVar[tuple[str, ...]] = ("sum",)
     own_columns: ClassVar[dict[str, tuple[Hyper, ...]]] = {
         "eps": (Hyper.EPS,),
@@ -64,7 +64,7 @@ class RowWiseAdagrad(OptimizerConfig):
     eps: float = 1e-8
     initial_accumulator_value: float = 0.0
 
-    op_name: ClassVar[str] = "rowwise_adagrad"
+    kernel_name: ClassVar[str] = "rowwise_adagrad"
     row_state: ClassVar[tuple[str, ...]] = ("sum",)
     own_columns: ClassVar[dict[str, tuple[Hyper, ...]]] = Adagrad.own_columns
 

@@ -39,7 +39,7 @@ class Adam(OptimizerConfig):
     row_steps: bool = False
     state_dtype: torch.dtype = torch.float32
 
-    op_name: ClassVar[str] = "adam"
+    kernel_name: ClassVar[str] = "adam"
     element_state: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     own_columns: ClassVar[dict[str, tuple[Hyper, ...]]] = {
         "betas": (Hyper.BETA1, Hyper.BETA2),
@@ -99,7 +99,7 @@ class AdamWTF(AdamW):
 
     decay_by_lr: bool = field(default=True, kw_only=True)
 
-    op_name: ClassVar[str] = "adamw_tf"
+    kernel_name: ClassVar[str] = "adamw_tf"
 
     def hyper_row(self) -> list[float]:
         row = super().hyper_row()
@@ -120,7 +120,7 @@ class AMSGrad(Adam):
     :class:`Adam`.
     """
 
-    op_name: ClassVar[str] = "amsgrad"
+    kernel_name: ClassVar[str] = "amsgrad"
     element_state: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
@@ -139,7 +139,7 @@ class SmartDecayAdam(Adam):
             True.
     """
 
-    op_name: ClassVar[str] = "smart_decay_adam"
+    kernel_name: ClassVar[str] = "smart_decay_adam"
 
     def row_steps_name(self) -> str | None:
         return "last_step"
@@ -156,7 +156,7 @@ class PartialRowWiseAdam(Adam):
     FBGEMM's PARTIAL_ROWWISE_ADAM. Arguments and errors are those of :class:`Adam`.
     """
 
-    op_name: ClassVar[str] = "partial_rowwise_adam"
+    kernel_name: ClassVar[str] = "partial_rowwise_adam"
     element_state: ClassVar[tuple[str, ...]] = ("exp_avg",)
     row_state: ClassVar[tuple[str, ...]] = ("exp_avg_sq",)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import described, number
 from torch_dynemb.ops.columns import HYPER_COLUMNS, Hyper, NonFinite
+from torch_dynemb.ops.update import OPTIMIZER_NAMES
 
 _NON_FINITE = {
     "propagate": NonFinite.PROPAGATE,
@@ -132,7 +133,7 @@ class OptimizerConfig:
     delayed_gradients: DelayedGradients = "raise"
     stochastic_rounding: bool = True
 
-    op_name: ClassVar[str]
+    kernel_name: ClassVar[str]
     element_state: ClassVar[tuple[str, ...]] = ()
     row_state: ClassVar[tuple[str, ...]] = ()
     common_columns: ClassVar[dict[str, tuple[Hyper, ...]]] = {
@@ -142,6 +143,11 @@ class OptimizerConfig:
         "clip_norm": (Hyper.CLIP_NORM,),
     }
     own_columns: ClassVar[dict[str, tuple[Hyper, ...]]] = {}
+
+    @property
+    def kernel_number(self) -> int:
+        """Position in :data:`torch_dynemb.ops.OPTIMIZER_NAMES`, which ops take."""
+        return OPTIMIZER_NAMES.index(self.kernel_name)
 
     @property
     def name(self) -> str:

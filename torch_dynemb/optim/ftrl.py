@@ -43,7 +43,7 @@ class Ftrl(OptimizerConfig):
     initial_accumulator_value: float = 0.1
     state_dtype: torch.dtype = torch.float32
 
-    op_name: ClassVar[str] = "ftrl"
+    kernel_name: ClassVar[str] = "ftrl"
     element_state: ClassVar[tuple[str, ...]] = ("sum", "linear")
     own_columns: ClassVar[dict[str, tuple[Hyper, ...]]] = {
         "l1": (Hyper.L1,),
@@ -85,7 +85,7 @@ class GroupFtrl(Ftrl):
 
     group_l1: float = 0.0
 
-    op_name: ClassVar[str] = "group_ftrl"
+    kernel_name: ClassVar[str] = "group_ftrl"
     own_columns: ClassVar[dict[str, tuple[Hyper, ...]]] = {
         **Ftrl.own_columns,
         "group_l1": (Hyper.GROUP,),

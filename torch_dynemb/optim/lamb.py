@@ -28,7 +28,7 @@ class LAMB(Adam):
 
     decoupled_weight_decay: bool = field(default=True, kw_only=True)
 
-    op_name: ClassVar[str] = "lamb"
+    kernel_name: ClassVar[str] = "lamb"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PartialRowWiseLAMB(LAMB):
     FBGEMM's PARTIAL_ROWWISE_LAMB. Arguments and errors are those of :class:`LAMB`.
     """
 
-    op_name: ClassVar[str] = "partial_rowwise_lamb"
+    kernel_name: ClassVar[str] = "partial_rowwise_lamb"
     element_state: ClassVar[tuple[str, ...]] = ("exp_avg",)
     row_state: ClassVar[tuple[str, ...]] = ("exp_avg_sq",)
 

@@ -24,7 +24,7 @@ class SGD(OptimizerConfig):
 
     lr: float = 1e-3
 
-    op_name: ClassVar[str] = "sgd"
+    kernel_name: ClassVar[str] = "sgd"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class MomentumSGD(OptimizerConfig):
     nesterov: bool = False
     state_dtype: torch.dtype = torch.float32
 
-    op_name: ClassVar[str] = "momentum_sgd"
+    kernel_name: ClassVar[str] = "momentum_sgd"
     element_state: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
     own_columns: ClassVar[dict[str, tuple[Hyper, ...]]] = {
         "momentum": (Hyper.MOMENTUM,),
@@ -91,7 +91,7 @@ class LARSSGD(OptimizerConfig):
     trust_coefficient: float = 1e-3
     state_dtype: torch.dtype = torch.float32
 
-    op_name: ClassVar[str] = "lars_sgd"
+    kernel_name: ClassVar[str] = "lars_sgd"
     element_state: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
     own_columns: ClassVar[dict[str, tuple[Hyper, ...]]] = {
         "momentum": (Hyper.MOMENTUM,),

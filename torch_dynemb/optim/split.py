@@ -221,11 +221,10 @@ class SplitOptimizer(FusedOptimizer):
         self._take_scale()
         # the op compares this with the clock before it changes it
         updates = rows.row_clock.narrow(0, self._tables + RowClock.UPDATES, 1)
-        update = getattr(torch.ops.dynemb, f"{self._config.op_name}_update_")
         # an interrupt between update and clearing would apply the gradients twice
         with nullcontext() if torch.compiler.is_compiling() else defer_signals():
             try:
-                update(
+                torch.ops.dynemb.apply_grad_(
                     *rows.updated,
                     pending.handles,
                     pending.ids,
@@ -234,6 +233,7 @@ class SplitOptimizer(FusedOptimizer):
                     pending.counts[:, 0].contiguous(),
                     updates,
                     list(range(self._tables)),
+                    self._config.kernel_number,
                 )
             except RuntimeError as error:
                 if is_marked(error):

@@ -106,7 +106,7 @@ class CudaMemory:
             torch.cuda.current_stream(self.device).wait_stream(_side_stream(self.index))
 
     def end_step(self, index: IndexTensors, rows: RowTensors) -> None:
-        ops.end_step(index, rows)
+        ops.end_step_(index, rows, counted=False)
 
     def release(self, index: IndexTensors, rows: RowTensors, slab_rows: Sequence[int]) -> None:
         ops.release_group(

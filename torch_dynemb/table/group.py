@@ -344,7 +344,7 @@ class TableGroup(GroupTables):
     # -- steps ---------------------------------------------------------------------------------
 
     def end_step(self) -> None:
-        """End a training step of the device alone; see :func:`torch_dynemb.ops.end_step`."""
+        """End a training step of the device alone; see :func:`torch_dynemb.ops.end_step_`."""
         self._tables.memory.end_step(self.index, self.rows)
 
     @property

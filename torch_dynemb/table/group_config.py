@@ -9,7 +9,7 @@ from typing import Any
 from torch_dynemb.argument_checks import flag, integer
 from torch_dynemb.distributed.seed import common_seed
 from torch_dynemb.ops.columns import MAX_ROWS, SLOT_COLUMNS, OnFull, PolicyColumn
-from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
+from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER
 from torch_dynemb.optim.base import OptimizerConfig, check_config
 from torch_dynemb.policy.admission import AdmitBy, parse_bytes
 from torch_dynemb.policy.layout import PolicyLayout, layout_of
@@ -38,7 +38,7 @@ class GroupConfig:
         storage: of the tables that have one; None: all rows are in the memory of the device.
         layout: the policies as kernels read them.
         hooked: by table, whether a hook decides on admission.
-        optimizer_code: argument of lookups, see :func:`torch_dynemb.ops.embedding_bag`.
+        optimizer_code: argument of lookups, see :func:`torch_dynemb.ops.embedding`.
 
     Raises:
         TypeError, ValueError: a wrong value, or tables that do not fit together.
@@ -199,7 +199,7 @@ def _common_storage(tables: tuple[TableConfig, ...]) -> Storage | None:
 def _code_of(optimizer: OptimizerConfig | None) -> int:
     if optimizer is None:
         return NO_OPTIMIZER
-    code = OPTIMIZER_NAMES.index(optimizer.op_name)
+    code = optimizer.kernel_number
     return code + APPLIES_DELAYED if optimizer.delayed_gradients == "apply" else code
 
 

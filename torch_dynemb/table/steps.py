@@ -20,7 +20,7 @@ def step(tables: Tables, now: int | None = None) -> None:
     """End a training step as :meth:`torch_dynemb.TableGroup.step` does."""
     check_step(tables, now)
     now = now_of_step(tables, now)
-    ops.advance_step_(tables.index, tables.rows, now=now)
+    ops.end_step_(tables.index, tables.rows, now=now)
     tables.host.steps = min(tables.host.steps + 1, MAX_COUNT)
     if tables.host.expiry_floors is not None:
         refresh_each_second(tables, tables.host.last_reading if now is None else now)

@@ -65,12 +65,13 @@ std::tuple<Tensor, Tensor, Tensor> insert_and_read(int64_t /*lookup*/, Tensor id
           empty({ids.numel()}, ScalarType::Long), empty({1}, ScalarType::Long)};
 }
 
-void sgd_backward_(Tensors /*weights*/, Tensors /*generations*/, Tensors /*state*/,
-                   Tensors /*dirty_bits*/, Tensors /*copy_on_write*/, Tensor /*row_clock*/,
-                   Tensor /*hyper*/, Tensor /*meta*/, Tensor /*init_data*/, Tensor /*grad_output*/,
-                   Tensor /*ids*/, Tensor /*handles*/, Tensor /*offsets*/,
-                   std::optional<Tensor> /*per_sample_weights*/, Tensor /*updates*/,
-                   Numbers /*feature_tables*/, Numbers /*feature_dims*/, int64_t /*pooling*/) {}
+void embedding_backward_(Tensors /*weights*/, Tensors /*generations*/, Tensors /*state*/,
+                         Tensors /*dirty_bits*/, Tensors /*copy_on_write*/, Tensor /*row_clock*/,
+                         Tensor /*hyper*/, Tensor /*meta*/, Tensor /*init_data*/,
+                         Tensor /*grad_output*/, Tensor /*ids*/, Tensor /*handles*/,
+                         Tensor /*offsets*/, std::optional<Tensor> /*per_sample_weights*/,
+                         Tensor /*updates*/, Numbers /*feature_tables*/, Numbers /*feature_dims*/,
+                         int64_t /*pooling*/, int64_t /*optimizer*/) {}
 
 }  // namespace
 
@@ -80,5 +81,5 @@ STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("embedding_forward", TORCH_BOX(&embedding_forward));
   m.impl("find_and_read", TORCH_BOX(&find_and_read));
   m.impl("insert_and_read", TORCH_BOX(&insert_and_read));
-  m.impl("sgd_backward_", TORCH_BOX(&sgd_backward_));
+  m.impl("embedding_backward_", TORCH_BOX(&embedding_backward_));
 }

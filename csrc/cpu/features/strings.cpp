@@ -1,10 +1,11 @@
-// farmhash, murmurhash, murmurhash64a: hashes of byte strings of many features.
+// string_hash: hashes of byte strings of many features.
 #include <torch/csrc/stable/library.h>
 
 #include <vector>
 
 #include "core/features/farmhash.h"
 #include "core/features/murmurhash.h"
+#include "core/features/string_hash.h"
 #include "cpu/features/lists.h"
 
 namespace dynemb::cpu {
@@ -34,31 +35,28 @@ std::vector<Tensor> hashed(const char* op, const std::vector<Tensor>& values,
   return results;
 }
 
-std::vector<Tensor> farmhash(std::vector<Tensor> values, std::vector<Tensor> offsets) {
-  return hashed("farmhash", values, offsets,
-                [](const uint8_t* s, int64_t length) { return farmhash64(s, length); });
-}
-
-std::vector<Tensor> murmurhash(std::vector<Tensor> values, std::vector<Tensor> offsets,
-                               int64_t seed) {
-  check_seed("murmurhash", seed);
-  return hashed("murmurhash", values, offsets, [seed](const uint8_t* s, int64_t length) {
-    return murmurhash64(s, length, static_cast<uint32_t>(seed));
-  });
-}
-
-std::vector<Tensor> murmurhash64a(std::vector<Tensor> values, std::vector<Tensor> offsets,
-                                  int64_t seed) {
-  return hashed("murmurhash64a", values, offsets, [seed](const uint8_t* s, int64_t length) {
-    return dynemb::murmurhash64a(s, length, static_cast<uint64_t>(seed));
-  });
+std::vector<Tensor> string_hash(std::vector<Tensor> values, std::vector<Tensor> offsets,
+                                int64_t hash, int64_t seed) {
+  const char* op = "string_hash";
+  check_string_hash(op, hash, seed);
+  switch (hash) {
+    case kHashFarm:
+      return hashed(op, values, offsets,
+                    [](const uint8_t* s, int64_t length) { return farmhash64(s, length); });
+    case kHashMurmur3:
+      return hashed(op, values, offsets, [seed](const uint8_t* s, int64_t length) {
+        return murmurhash64(s, length, static_cast<uint32_t>(seed));
+      });
+    default:
+      return hashed(op, values, offsets, [seed](const uint8_t* s, int64_t length) {
+        return murmurhash64a(s, length, static_cast<uint64_t>(seed));
+      });
+  }
 }
 
 }  // namespace
 }  // namespace dynemb::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
-  m.impl("farmhash", TORCH_BOX(&dynemb::cpu::farmhash));
-  m.impl("murmurhash", TORCH_BOX(&dynemb::cpu::murmurhash));
-  m.impl("murmurhash64a", TORCH_BOX(&dynemb::cpu::murmurhash64a));
+  m.impl("string_hash", TORCH_BOX(&dynemb::cpu::string_hash));
 }

@@ -1,4 +1,4 @@
-// advance_step_: the end of a training step.
+// end_step_: the end of a training step.
 #include "core/policy/step_clock.h"
 
 #include <torch/csrc/stable/library.h>
@@ -11,10 +11,11 @@
 namespace dynemb::cpu {
 namespace {
 
-void advance_step_(Tensor buckets, Tensor tables, Tensor row_clock, Tensor clock,
-                   std::optional<int64_t> now) {
-  const char* op = "advance_step_";
-  const ClockTensors clocks = clock_tensors(op, buckets, tables, row_clock, clock);
+void end_step_(Tensor buckets, Tensor tables, Tensor row_clock, std::optional<Tensor> clock,
+               std::optional<int64_t> now) {
+  const char* op = "end_step_";
+  const ClockTensors clocks = clock_tensors(op, buckets, tables, row_clock, clock, now);
+  if (clocks.clock == nullptr) return;
   check_step(op, clocks.clock[kClockStep]);
   advance_clocks(clocks.clock, clocks.extra, now.has_value() ? &*now : nullptr);
 }
@@ -23,5 +24,5 @@ void advance_step_(Tensor buckets, Tensor tables, Tensor row_clock, Tensor clock
 }  // namespace dynemb::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
-  m.impl("advance_step_", TORCH_BOX(&dynemb::cpu::advance_step_));
+  m.impl("end_step_", TORCH_BOX(&dynemb::cpu::end_step_));
 }

@@ -1,9 +1,8 @@
-// Kernels of an optimizer for update ops.
+// Kernels of the optimizers. Each part_<n>.cpp compiles those of some.
 #pragma once
 
 #include <cstdint>
 
-#include "arguments/update.h"
 #include "core/optimizer/step.h"
 #include "core/rows/float_bits.h"
 #include "cpu/rows/args.h"
@@ -36,10 +35,15 @@ struct RowUpdateJob {
 };
 
 struct OptimizerKernels {
-  StateKinds state;
   void (*update_rows)(RowUpdateJob& job);
   void (*prefetch_rows)(const RowUpdateJob& job);  // starts loading the next rows
 };
+
+constexpr int kOptimizerParts = 4;  // sources part_<n>.cpp
+
+// The kernels of an optimizer of a part.
+template <int kPart>
+OptimizerKernels kernels_of_part(int64_t optimizer);
 
 DYNEMB_INLINE bool has_non_finite(const float* values, int64_t count) {
   uint32_t most = 0;

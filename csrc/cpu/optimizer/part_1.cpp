@@ -1,3 +1,3 @@
-#include "cpu/optimizer/ops.h"
+#include "cpu/optimizer/row_update.h"
 
-STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) { dynemb::cpu::implement_optimizers<1>(m); }
+template dynemb::cpu::OptimizerKernels dynemb::cpu::kernels_of_part<1>(int64_t optimizer);

@@ -1,3 +1,3 @@
-#include "cpu/optimizer/ops.h"
+#include "cpu/optimizer/row_update.h"
 
-STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) { dynemb::cpu::implement_optimizers<3>(m); }
+template dynemb::cpu::OptimizerKernels dynemb::cpu::kernels_of_part<3>(int64_t optimizer);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/optimizers.h"
 #include "cpu/optimizer/kernels.h"
 #include "cpu/rows/copy_on_write.h"
 #include "cpu/rows/floats.h"
@@ -420,8 +421,14 @@ void prefetch_rows(const RowUpdateJob& job) {
   for (int64_t k = 0; k < job.next_count; ++k) prefetch_update<Optimizer>(job, job.next[k]);
 }
 
-template <class Optimizer>
-inline constexpr OptimizerKernels kOptimizerKernels{kStateKinds<Optimizer>, update_rows<Optimizer>,
-                                                    prefetch_rows<Optimizer>};
+template <int kPart>
+OptimizerKernels kernels_of_part(int64_t optimizer) {
+  OptimizerKernels kernels{};
+  for_optimizers_of_part<kPart, kOptimizerParts>([&](int64_t number, auto of) {
+    using Optimizer = decltype(of);
+    if (number == optimizer) kernels = {update_rows<Optimizer>, prefetch_rows<Optimizer>};
+  });
+  return kernels;
+}
 
 }  // namespace dynemb::cpu

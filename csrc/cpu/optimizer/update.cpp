@@ -1,38 +1,51 @@
-#include "cpu/optimizer/update.h"
+#include "arguments/update.h"
+
+#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <utility>
 
 #include "arguments/clocks.h"
+#include "core/optimizers.h"
 #include "core/policy/counts.h"
 #include "cpu/gradient/runs.h"
 #include "cpu/index/one_writer.h"
+#include "cpu/optimizer/kernels.h"
 #include "cpu/runtime/prefetch.h"
 
 namespace dynemb::cpu {
 namespace {
 
+OptimizerKernels kernels_of(const char* op, int64_t optimizer) {
+  check_optimizer(op, optimizer);
+  constexpr OptimizerKernels (*kParts[])(int64_t) = {kernels_of_part<0>, kernels_of_part<1>,
+                                                     kernels_of_part<2>, kernels_of_part<3>};
+  static_assert(std::size(kParts) == kOptimizerParts);
+  return kParts[optimizer % kOptimizerParts](optimizer);
+}
+
 // The row tensors, checked against the optimizer, and the scalars of this update.
 struct UpdateCall {
-  const OptimizerKernels& kernels;
+  OptimizerKernels kernels;
   const char* op;
   std::vector<TableRows> tables;
   std::vector<SlabState> state;  // by slab
   UpdateTensors given;
   std::vector<OptimizerStep> steps;  // by table
 
-  UpdateCall(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
+  UpdateCall(const char* op, int64_t optimizer, const std::vector<Tensor>& weights,
              const std::vector<Tensor>& generations, const std::vector<Tensor>& states,
              const std::vector<Tensor>& dirty_bits, const std::vector<Tensor>& copy_on_write,
              const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
              const Tensor& init_data, const Tensor& updates, const char* tables_argument,
              const std::vector<int64_t>& updated_tables)
-      : kernels(kernels),
+      : kernels(kernels_of(op, optimizer)),
         op(op),
         tables(group_rows(op, weights, generations, meta, init_data)),
         state(state_tensors(op, weights, states, dirty_bits, copy_on_write)),
-        given(update_tensors(op, kernels.state, state, meta.size(0), row_clock, hyper, updates,
+        given(update_tensors(op, optimizer, state, meta.size(0), row_clock, hyper, updates,
                              tables_argument, updated_tables)) {
     check_row_clock(op, given.clock, row_clock.numel());
     writer_.emplace(op, weights.empty() ? given.clock : weights[0].data_ptr());
@@ -215,18 +228,17 @@ bool all_entries(int64_t count, const F& is_right) {
   return all;
 }
 
-}  // namespace
-
-void backward(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
-              const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
-              const std::vector<Tensor>& dirty_bits, const std::vector<Tensor>& copy_on_write,
-              const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
-              const Tensor& init_data, const Tensor& grad_output, const Tensor& ids,
-              const Tensor& handles, const Tensor& offsets,
-              const std::optional<Tensor>& per_sample_weights, const Tensor& updates,
-              const std::vector<int64_t>& feature_tables, const std::vector<int64_t>& feature_dims,
-              int64_t pooling) {
-  UpdateCall call(kernels, op, weights, generations, state, dirty_bits, copy_on_write, row_clock,
+// Reduces the output gradient of a lookup and applies it in the same pass, without writing the
+// reduced gradients.
+void embedding_backward_(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                         std::vector<Tensor> state, std::vector<Tensor> dirty_bits,
+                         std::vector<Tensor> copy_on_write, Tensor row_clock, Tensor hyper,
+                         Tensor meta, Tensor init_data, Tensor grad_output, Tensor ids,
+                         Tensor handles, Tensor offsets, std::optional<Tensor> per_sample_weights,
+                         Tensor updates, std::vector<int64_t> feature_tables,
+                         std::vector<int64_t> feature_dims, int64_t pooling, int64_t optimizer) {
+  const char* op = "embedding_backward_";
+  UpdateCall call(op, optimizer, weights, generations, state, dirty_bits, copy_on_write, row_clock,
                   hyper, meta, init_data, updates, "feature_tables", feature_tables);
   const LookupArgs lookup = lookup_call(op, call.tables, ids, handles, offsets, per_sample_weights,
                                         feature_tables, feature_dims, pooling);
@@ -245,15 +257,15 @@ void backward(const OptimizerKernels& kernels, const char* op, const std::vector
   for (const SlabRuns& slab : sums) update_runs(call, slab);
 }
 
-void update(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
-            const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
-            const std::vector<Tensor>& dirty_bits, const std::vector<Tensor>& copy_on_write,
-            const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
-            const Tensor& init_data, const std::vector<Tensor>& handles,
-            const std::vector<Tensor>& ids, const std::vector<Tensor>& tables,
-            const std::vector<Tensor>& gradients, const Tensor& counts, const Tensor& updates,
-            const std::vector<int64_t>& updated_tables) {
-  UpdateCall call(kernels, op, weights, generations, state, dirty_bits, copy_on_write, row_clock,
+// Applies reduced gradients to rows.
+void apply_grad_(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                 std::vector<Tensor> state, std::vector<Tensor> dirty_bits,
+                 std::vector<Tensor> copy_on_write, Tensor row_clock, Tensor hyper, Tensor meta,
+                 Tensor init_data, std::vector<Tensor> handles, std::vector<Tensor> ids,
+                 std::vector<Tensor> tables, std::vector<Tensor> gradients, Tensor counts,
+                 Tensor updates, std::vector<int64_t> updated_tables, int64_t optimizer) {
+  const char* op = "apply_grad_";
+  UpdateCall call(op, optimizer, weights, generations, state, dirty_bits, copy_on_write, row_clock,
                   hyper, meta, init_data, updates, "updated_tables", updated_tables);
   const std::vector<ReducedTensors> reduced =
       reduced_tensors(op, weights, handles, ids, tables, gradients, counts);
@@ -324,4 +336,10 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
   }
 }
 
+}  // namespace
 }  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("embedding_backward_", TORCH_BOX(&dynemb::cpu::embedding_backward_));
+  m.impl("apply_grad_", TORCH_BOX(&dynemb::cpu::apply_grad_));
+}

@@ -1,5 +1,4 @@
-// unique_ids, unique_ids_padded: the distinct ids of groups, such as tables, in order of first
-// occurrence.
+// unique_ids: the distinct ids of groups, such as tables, in order of first occurrence.
 #include "cpu/routing/unique.h"
 
 #include <torch/csrc/stable/library.h>
@@ -18,9 +17,8 @@ constexpr int64_t kAhead = 16;  // distance of prefetching slots
 // The place of a group's distinct ids is unknown before those of earlier groups are counted.
 // Keeping them until then would take as much memory as the results. Instead they are written later,
 // from the number of each id.
-std::tuple<Tensor, Tensor, Tensor, Tensor> unique(const char* op, const Tensor& ids,
-                                                  const Tensor& offsets, bool padded) {
-  const GroupedIds given = grouped_ids(op, ids, offsets);
+std::tuple<Tensor, Tensor, Tensor, Tensor> unique_ids(Tensor ids, Tensor offsets, bool padded) {
+  const GroupedIds given = grouped_ids("unique_ids", ids, offsets);
   const int64_t* begin = given.offsets;
   Tensor inverse = empty_cpu({given.count}, ScalarType::Long);
   auto* position = static_cast<int64_t*>(inverse.data_ptr());
@@ -37,9 +35,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> unique(const char* op, const Tensor& 
   for (int64_t g = 0; g < given.groups; ++g) unique_begin[g + 1] += unique_begin[g];
   const int64_t found = unique_begin[given.groups];
   const int64_t length = padded ? given.count : found;
-  Tensor unique_ids = empty_cpu({length}, ScalarType::Long);
+  Tensor distinct_ids = empty_cpu({length}, ScalarType::Long);
   Tensor counts = empty_cpu({length}, ScalarType::Long);
-  auto* to = static_cast<int64_t*>(unique_ids.data_ptr());
+  auto* to = static_cast<int64_t*>(distinct_ids.data_ptr());
   auto* times = static_cast<int64_t*>(counts.data_ptr());
   parallel_units(given.groups, given.count, [&](int64_t first, int64_t last) {
     for (int64_t g = first; g < last; ++g) {
@@ -54,15 +52,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> unique(const char* op, const Tensor& 
   });
   std::fill(to + found, to + length, 0);
   std::fill(times + found, times + length, 0);
-  return {unique_ids, unique_offsets, inverse, counts};
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> unique_ids(Tensor ids, Tensor offsets) {
-  return unique("unique_ids", ids, offsets, false);
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> unique_ids_padded(Tensor ids, Tensor offsets) {
-  return unique("unique_ids_padded", ids, offsets, true);
+  return {distinct_ids, unique_offsets, inverse, counts};
 }
 
 }  // namespace
@@ -113,5 +103,4 @@ int64_t DistinctNumbers::number(const int64_t* ids, int64_t count, int64_t* numb
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("unique_ids", TORCH_BOX(&dynemb::cpu::unique_ids));
-  m.impl("unique_ids_padded", TORCH_BOX(&dynemb::cpu::unique_ids_padded));
 }

@@ -1,5 +1,5 @@
-// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), and both without
-// an autograd formula: embedding_forward, embedding_inference, find_and_read.
+// Forward of the lookups: embedding, and those without an autograd formula: embedding_forward,
+// embedding_inference, find_and_read.
 #include "cpu/rows/lookup.h"
 
 #include <torch/csrc/stable/library.h>
@@ -186,58 +186,6 @@ Tensor update_count(const char* op, const Tensor& row_clock, const Tensor& meta)
   return count;
 }
 
-namespace {
-
-Tensor pooled_lookup(const char* op, const std::vector<TableRows>& tables, const Tensor& ids,
-                     const Tensor& handles, const Tensor& offsets,
-                     const std::optional<Tensor>& per_sample_weights,
-                     const std::vector<int64_t>& feature_tables,
-                     const std::vector<int64_t>& feature_dims, int64_t pooling) {
-  check_is_pooled(op, pooling, "use embedding");
-  return run_lookup(lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
-                                feature_tables, feature_dims, pooling),
-                    tables);
-}
-
-Tensor sequence_lookup(const char* op, const std::vector<TableRows>& tables, const Tensor& ids,
-                       const Tensor& handles, const Tensor& offsets,
-                       const std::vector<int64_t>& feature_tables, int64_t dim) {
-  const std::vector<int64_t> dims(feature_tables.size(), dim);
-  return run_lookup(
-      lookup_call(op, tables, ids, handles, offsets, std::nullopt, feature_tables, dims, kPoolNone),
-      tables);
-}
-
-// state, dirty_bits, copy_on_write, hyper, pending, grad_anchor and optimizer are for the autograd
-// formula.
-std::tuple<Tensor, Tensor> embedding_bag(
-    std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> /*state*/,
-    std::vector<Tensor> /*dirty_bits*/, std::vector<Tensor> /*copy_on_write*/, Tensor row_clock,
-    Tensor /*hyper*/, Tensor meta, Tensor init_data, std::vector<Tensor> /*pending*/, Tensor ids,
-    Tensor handles, Tensor offsets, std::optional<Tensor> per_sample_weights,
-    Tensor /*grad_anchor*/, std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,
-    int64_t pooling, int64_t /*optimizer*/) {
-  const char* op = "embedding_bag";
-  const auto tables = group_rows(op, weights, generations, meta, init_data);
-  Tensor output = pooled_lookup(op, tables, ids, handles, offsets, per_sample_weights,
-                                feature_tables, feature_dims, pooling);
-  return {output, update_count(op, row_clock, meta)};
-}
-
-std::tuple<Tensor, Tensor> embedding(
-    std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> /*state*/,
-    std::vector<Tensor> /*dirty_bits*/, std::vector<Tensor> /*copy_on_write*/, Tensor row_clock,
-    Tensor /*hyper*/, Tensor meta, Tensor init_data, std::vector<Tensor> /*pending*/, Tensor ids,
-    Tensor handles, Tensor offsets, Tensor /*grad_anchor*/, std::vector<int64_t> feature_tables,
-    int64_t dim, int64_t /*optimizer*/) {
-  const char* op = "embedding";
-  const auto tables = group_rows(op, weights, generations, meta, init_data);
-  Tensor output = sequence_lookup(op, tables, ids, handles, offsets, feature_tables, dim);
-  return {output, update_count(op, row_clock, meta)};
-}
-
-}  // namespace
-
 Tensor read_rows(const char* op, const std::vector<Tensor>& weights,
                  const std::vector<Tensor>& generations, const Tensor& meta,
                  const Tensor& init_data, const Tensor& ids, const Tensor& handles,
@@ -263,6 +211,17 @@ Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> gene
                    offsets, per_sample_weights, feature_tables, feature_dims, pooling, formats);
 }
 
+std::tuple<Tensor, Tensor> read_with_count(
+    const char* op, const std::vector<Tensor>& weights, const std::vector<Tensor>& generations,
+    const Tensor& row_clock, const Tensor& meta, const Tensor& init_data, const Tensor& ids,
+    const Tensor& handles, const Tensor& offsets, const std::optional<Tensor>& per_sample_weights,
+    const std::vector<int64_t>& feature_tables, const std::vector<int64_t>& feature_dims,
+    int64_t pooling) {
+  Tensor output = read_rows(op, weights, generations, meta, init_data, ids, handles, offsets,
+                            per_sample_weights, feature_tables, feature_dims, pooling);
+  return {output, update_count(op, row_clock, meta)};
+}
+
 std::tuple<Tensor, Tensor> embedding_forward(std::vector<Tensor> weights,
                                              std::vector<Tensor> generations, Tensor row_clock,
                                              Tensor meta, Tensor init_data, Tensor ids,
@@ -270,10 +229,23 @@ std::tuple<Tensor, Tensor> embedding_forward(std::vector<Tensor> weights,
                                              std::optional<Tensor> per_sample_weights,
                                              std::vector<int64_t> feature_tables,
                                              std::vector<int64_t> feature_dims, int64_t pooling) {
-  const char* op = "embedding_forward";
-  Tensor output = read_rows(op, weights, generations, meta, init_data, ids, handles, offsets,
-                            per_sample_weights, feature_tables, feature_dims, pooling);
-  return {output, update_count(op, row_clock, meta)};
+  return read_with_count("embedding_forward", weights, generations, row_clock, meta, init_data, ids,
+                         handles, offsets, per_sample_weights, feature_tables, feature_dims,
+                         pooling);
+}
+
+// state, dirty_bits, copy_on_write, hyper, pending, grad_anchor and optimizer are for the autograd
+// formula.
+std::tuple<Tensor, Tensor> embedding(
+    std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> /*state*/,
+    std::vector<Tensor> /*dirty_bits*/, std::vector<Tensor> /*copy_on_write*/, Tensor row_clock,
+    Tensor /*hyper*/, Tensor meta, Tensor init_data, std::vector<Tensor> /*pending*/, Tensor ids,
+    Tensor handles, Tensor offsets, std::optional<Tensor> per_sample_weights,
+    Tensor /*grad_anchor*/, std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,
+    int64_t pooling, int64_t /*optimizer*/) {
+  return read_with_count("embedding", weights, generations, row_clock, meta, init_data, ids,
+                         handles, offsets, per_sample_weights, feature_tables, feature_dims,
+                         pooling);
 }
 
 // One table and one feature, if the op got none.
@@ -327,7 +299,6 @@ Tensor find_and_read(Tensor buckets, Tensor tables, Tensor meta, std::vector<Ten
 }  // namespace dynemb::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
-  m.impl("embedding_bag", TORCH_BOX(&dynemb::cpu::embedding_bag));
   m.impl("embedding", TORCH_BOX(&dynemb::cpu::embedding));
   m.impl("embedding_forward", TORCH_BOX(&dynemb::cpu::embedding_forward));
   m.impl("find_and_read", TORCH_BOX(&dynemb::cpu::find_and_read));

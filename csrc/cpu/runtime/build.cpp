@@ -1,10 +1,11 @@
-// Facts about the build of this library, and the tags of its ops.
+// Facts about the build of this library, the tags of its ops, and its optimizers.
 #include <torch/csrc/stable/library.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "core/optimizers.h"
 #include "op_tags.h"
 
 namespace dynemb::cpu {
@@ -27,10 +28,15 @@ std::vector<int64_t> compiled_with() {
 
 std::vector<std::string> op_tags() { return tagged_ops(); }
 
+std::vector<std::string> optimizer_names() {
+  return {std::begin(kOptimizerNames), std::end(kOptimizerNames)};
+}
+
 }  // namespace
 }  // namespace dynemb::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CompositeExplicitAutograd, m) {
   m.impl("compiled_with", TORCH_BOX(&dynemb::cpu::compiled_with));
   m.impl("op_tags", TORCH_BOX(&dynemb::cpu::op_tags));
+  m.impl("optimizer_names", TORCH_BOX(&dynemb::cpu::optimizer_names));
 }

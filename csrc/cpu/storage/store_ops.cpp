@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -156,16 +157,23 @@ std::vector<RowMove> moves_of(const Tensor& handles, const Tensor& ids, int64_t 
   return moves;
 }
 
-std::tuple<Tensor, Tensor> store_read(Tensor tier_clock, int64_t slab, Tensor handles, Tensor ids) {
+// `pin`: the records as they were when they were pinned.
+std::tuple<Tensor, Tensor> store_read(Tensor tier_clock, int64_t slab, Tensor handles, Tensor ids,
+                                      std::optional<int64_t> pin) {
   constexpr const char* kOp = "store_read";
   const auto entry = registered_store(kOp, tier_clock);
   const int64_t bytes = stored_record_bytes(kOp, *entry, slab);
   check_stored_rows(kOp, handles, ids, entry->places[slab].size[0]);
   Tensor records = zeros_cpu({handles.numel(), bytes}, ScalarType::Byte);
   Tensor found = zeros_cpu({handles.numel()}, ScalarType::Bool);
-  entry->store->read(static_cast<size_t>(slab), moves_of(handles, ids, 0),
-                     static_cast<char*>(records.data_ptr()),
-                     static_cast<uint8_t*>(found.data_ptr()));
+  const auto moves = moves_of(handles, ids, 0);
+  auto* to = static_cast<char*>(records.data_ptr());
+  auto* is_found = static_cast<uint8_t*>(found.data_ptr());
+  if (pin.has_value()) {
+    entry->store->read_pinned(*pin, static_cast<size_t>(slab), moves, to, is_found);
+  } else {
+    entry->store->read(static_cast<size_t>(slab), moves, to, is_found);
+  }
   return {records, found};
 }
 
@@ -255,20 +263,6 @@ Tensor store_pin(Tensor tier_clock) {
   return number;
 }
 
-std::tuple<Tensor, Tensor> store_read_pinned(Tensor tier_clock, int64_t pin, int64_t slab,
-                                             Tensor handles, Tensor ids) {
-  constexpr const char* kOp = "store_read_pinned";
-  const auto entry = registered_store(kOp, tier_clock);
-  const int64_t bytes = stored_record_bytes(kOp, *entry, slab);
-  check_stored_rows(kOp, handles, ids, entry->places[slab].size[0]);
-  Tensor records = zeros_cpu({handles.numel(), bytes}, ScalarType::Byte);
-  Tensor found = zeros_cpu({handles.numel()}, ScalarType::Bool);
-  entry->store->read_pinned(pin, static_cast<size_t>(slab), moves_of(handles, ids, 0),
-                            static_cast<char*>(records.data_ptr()),
-                            static_cast<uint8_t*>(found.data_ptr()));
-  return {records, found};
-}
-
 void store_release(Tensor tier_clock, int64_t pin) {
   registered_store("store_release", tier_clock)->store->release(pin);
 }
@@ -298,20 +292,19 @@ void store_close(Tensor tier_clock) { unregister_store("store_close", tier_clock
 }  // namespace
 }  // namespace dynemb::cpu
 
-#define DYNEMB_STORE_OPS(m)                                                \
-  m.impl("store_open", TORCH_BOX(&dynemb::cpu::store_open));               \
-  m.impl("store_read", TORCH_BOX(&dynemb::cpu::store_read));               \
-  m.impl("store_write", TORCH_BOX(&dynemb::cpu::store_write));             \
-  m.impl("store_drain", TORCH_BOX(&dynemb::cpu::store_drain));             \
-  m.impl("store_erase", TORCH_BOX(&dynemb::cpu::store_erase));             \
-  m.impl("store_check", TORCH_BOX(&dynemb::cpu::store_check));             \
-  m.impl("store_sync", TORCH_BOX(&dynemb::cpu::store_sync));               \
-  m.impl("store_keep", TORCH_BOX(&dynemb::cpu::store_keep));               \
-  m.impl("store_load", TORCH_BOX(&dynemb::cpu::store_load));               \
-  m.impl("store_pin", TORCH_BOX(&dynemb::cpu::store_pin));                 \
-  m.impl("store_read_pinned", TORCH_BOX(&dynemb::cpu::store_read_pinned)); \
-  m.impl("store_release", TORCH_BOX(&dynemb::cpu::store_release));         \
-  m.impl("store_stats", TORCH_BOX(&dynemb::cpu::store_stats));             \
+#define DYNEMB_STORE_OPS(m)                                        \
+  m.impl("store_open", TORCH_BOX(&dynemb::cpu::store_open));       \
+  m.impl("store_read", TORCH_BOX(&dynemb::cpu::store_read));       \
+  m.impl("store_write", TORCH_BOX(&dynemb::cpu::store_write));     \
+  m.impl("store_drain", TORCH_BOX(&dynemb::cpu::store_drain));     \
+  m.impl("store_erase", TORCH_BOX(&dynemb::cpu::store_erase));     \
+  m.impl("store_check", TORCH_BOX(&dynemb::cpu::store_check));     \
+  m.impl("store_sync", TORCH_BOX(&dynemb::cpu::store_sync));       \
+  m.impl("store_keep", TORCH_BOX(&dynemb::cpu::store_keep));       \
+  m.impl("store_load", TORCH_BOX(&dynemb::cpu::store_load));       \
+  m.impl("store_pin", TORCH_BOX(&dynemb::cpu::store_pin));         \
+  m.impl("store_release", TORCH_BOX(&dynemb::cpu::store_release)); \
+  m.impl("store_stats", TORCH_BOX(&dynemb::cpu::store_stats));     \
   m.impl("store_close", TORCH_BOX(&dynemb::cpu::store_close))
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) { DYNEMB_STORE_OPS(m); }

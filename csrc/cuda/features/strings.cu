@@ -1,6 +1,7 @@
-// farmhash, murmurhash, murmurhash64a: hashes of byte strings of many features.
+// string_hash: hashes of byte strings of many features.
 #include "core/features/farmhash.h"
 #include "core/features/murmurhash.h"
+#include "core/features/string_hash.h"
 #include "cuda/features/lists.h"
 #include "cuda/index/args.h"
 
@@ -30,7 +31,7 @@ struct MurmurHash {
 struct MurmurHash64A {
   uint64_t seed;
   __device__ __forceinline__ uint64_t operator()(const uint8_t* s, int64_t length) const {
-    return dynemb::murmurhash64a(s, length, seed);
+    return murmurhash64a(s, length, seed);
   }
 };
 
@@ -73,29 +74,22 @@ std::vector<Tensor> hashed(const Call& call, const std::vector<Tensor>& values,
   return results;
 }
 
-std::vector<Tensor> farmhash(std::vector<Tensor> values, std::vector<Tensor> offsets) {
-  const Call call("farmhash", "values[0]", owner_of_list("farmhash", values));
-  return hashed(call, values, offsets, FarmHash{});
-}
-
-std::vector<Tensor> murmurhash(std::vector<Tensor> values, std::vector<Tensor> offsets,
-                               int64_t seed) {
-  const Call call("murmurhash", "values[0]", owner_of_list("murmurhash", values));
-  check_seed(call.op, seed);
-  return hashed(call, values, offsets, MurmurHash{static_cast<uint32_t>(seed)});
-}
-
-std::vector<Tensor> murmurhash64a(std::vector<Tensor> values, std::vector<Tensor> offsets,
-                                  int64_t seed) {
-  const Call call("murmurhash64a", "values[0]", owner_of_list("murmurhash64a", values));
-  return hashed(call, values, offsets, MurmurHash64A{static_cast<uint64_t>(seed)});
+std::vector<Tensor> string_hash(std::vector<Tensor> values, std::vector<Tensor> offsets,
+                                int64_t hash, int64_t seed) {
+  const char* op = "string_hash";
+  const Call call(op, "values[0]", owner_of_list(op, values));
+  check_string_hash(op, hash, seed);
+  switch (hash) {
+    case kHashFarm:
+      return hashed(call, values, offsets, FarmHash{});
+    case kHashMurmur3:
+      return hashed(call, values, offsets, MurmurHash{static_cast<uint32_t>(seed)});
+    default:
+      return hashed(call, values, offsets, MurmurHash64A{static_cast<uint64_t>(seed)});
+  }
 }
 
 }  // namespace
 }  // namespace dynemb::cuda
 
-DYNEMB_IMPLEMENT_OPS(m) {
-  m.impl("farmhash", TORCH_BOX(&dynemb::cuda::farmhash));
-  m.impl("murmurhash", TORCH_BOX(&dynemb::cuda::murmurhash));
-  m.impl("murmurhash64a", TORCH_BOX(&dynemb::cuda::murmurhash64a));
-}
+DYNEMB_IMPLEMENT_OPS(m) { m.impl("string_hash", TORCH_BOX(&dynemb::cuda::string_hash)); }

@@ -128,17 +128,6 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
   if (!pending.empty()) groups_of_pending()[address(pending.front())] = group;
 }
 
-// Raises errors that kernels have reported, updates the reported counts, and prepares a group for
-// the next replay of a captured step.
-void end_step(Tensor buckets, Tensor tables, Tensor row_clock) {
-  const Call call("end_step", "buckets", buckets);
-  check_tensor(call, "tables", tables, ScalarType::Long);
-  check_tensor(call, "row_clock", row_clock, ScalarType::Long);
-  check_step_is_not_captured(call);
-  const InOrder in_order(call, stream_order(buckets));
-  end_group_step(call, buckets, tables, row_clock);
-}
-
 // Gives back memory of a group beyond so many buckets and rows. Waits for the device.
 void release_group(Tensor buckets, std::vector<int64_t> table_buckets,
                    std::vector<int64_t> slab_rows) {
@@ -290,7 +279,6 @@ int64_t row_bound(const Call& call, const void* generations, int64_t rows) {
 
 DYNEMB_IMPLEMENT_OPS(m) {
   m.impl("bind_group", TORCH_BOX(&dynemb::cuda::bind_group));
-  m.impl("end_step", TORCH_BOX(&dynemb::cuda::end_step));
   m.impl("split_rows", TORCH_BOX(&dynemb::cuda::split_rows));
   m.impl("split_bytes", TORCH_BOX(&dynemb::cuda::split_bytes));
   m.impl("release_group", TORCH_BOX(&dynemb::cuda::release_group));

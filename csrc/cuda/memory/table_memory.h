@@ -95,11 +95,11 @@ SharedWords shared_words(const GroupMemory* group);
 // Raises if the call is captured: a replay does not run what the host does at the end of a step.
 void check_step_is_not_captured(const Call& call);
 
-// Ends a training step of a group: see end_step.
+// Ends a training step of a group: see end_step_.
 void end_group_step(const Call& call, const Tensor& buckets, const Tensor& tables,
                     const Tensor& row_clock);
 
-// The report of the group's last end_step; false: none.
+// The report of the group's last end_step_; false: none.
 bool read_reported_counts(const GroupMemory& group, std::vector<int64_t>* tables,
                           std::vector<int64_t>* row_clock);
 

@@ -1,3 +1,3 @@
-#include "cuda/optimizer/ops.cuh"
+#include "cuda/optimizer/part.cuh"
 
-DYNEMB_IMPLEMENT_OPS(m) { dynemb::cuda::implement_optimizers<5>(m); }
+template dynemb::cuda::LaunchUpdate dynemb::cuda::launch_of_part<5>(int64_t optimizer);

@@ -1,4 +1,4 @@
-// The kernels that apply an optimizer to rows, and the host code of their ops.
+// The kernels that apply an optimizer to rows. Each part_<n>.cu compiles those of some optimizers.
 #pragma once
 
 #include <type_traits>
@@ -6,6 +6,7 @@
 
 #include "arguments/update.h"
 #include "core/optimizer/step.h"
+#include "core/optimizers.h"
 #include "cuda/gradient/row_gradients.cuh"
 #include "cuda/gradient/runs.h"
 
@@ -381,7 +382,7 @@ __global__ void __launch_bounds__(kUpdateBlock, kPlain ? 3 : 2)
 // The row tensors of an update, checked against the optimizer, and its scalars on the device.
 class UpdateCall {
  public:
-  UpdateCall(const Call& call, const GroupRows& rows, const StateKinds& kinds,
+  UpdateCall(const Call& call, const GroupRows& rows, int64_t optimizer,
              const std::vector<Tensor>& weights, const std::vector<Tensor>& state,
              const std::vector<Tensor>& dirty_bits, const std::vector<Tensor>& copy_on_write,
              const Tensor& row_clock, const Tensor& hyper, const Tensor& updates,
@@ -417,6 +418,9 @@ std::vector<ReducedRows> reduced_rows(const Call& call, const GroupRows& rows,
                                       const std::vector<Tensor>& tables,
                                       const std::vector<Tensor>& gradients, const Tensor& counts);
 
+using LaunchUpdate = void (*)(const Call& call, const UpdateArgs& args, const UpdateGradients& from,
+                              bool aligned, int64_t most_rows);
+
 template <class Optimizer>
 void launch_update(const Call& call, const UpdateArgs& args, const UpdateGradients& from,
                    bool aligned, int64_t most_rows) {
@@ -439,5 +443,11 @@ void launch_update(const Call& call, const UpdateArgs& args, const UpdateGradien
     call.launch_strided(update_rows<Optimizer, false, Group>, threads, group, args, from, others);
   });
 }
+
+constexpr int kOptimizerParts = 7;  // sources part_<n>.cu
+
+// The launch of an optimizer of a part.
+template <int kPart>
+LaunchUpdate launch_of_part(int64_t optimizer);
 
 }  // namespace dynemb::cuda

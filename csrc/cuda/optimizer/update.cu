@@ -1,3 +1,7 @@
+#include <iterator>
+#include <optional>
+#include <vector>
+
 #include "core/policy/counts.h"
 #include "cuda/memory/table_memory.h"
 #include "cuda/optimizer/row_update.cuh"
@@ -85,7 +89,7 @@ __global__ void check_entry_gradients(Group group, FiniteCheck check, ReducedRow
 
 }  // namespace
 
-UpdateCall::UpdateCall(const Call& call, const GroupRows& rows, const StateKinds& kinds,
+UpdateCall::UpdateCall(const Call& call, const GroupRows& rows, int64_t optimizer,
                        const std::vector<Tensor>& weights, const std::vector<Tensor>& state,
                        const std::vector<Tensor>& dirty_bits,
                        const std::vector<Tensor>& copy_on_write, const Tensor& row_clock,
@@ -93,7 +97,7 @@ UpdateCall::UpdateCall(const Call& call, const GroupRows& rows, const StateKinds
                        const std::vector<int64_t>& updated_tables)
     : state_(slab_states(call, weights, state, dirty_bits, copy_on_write)) {
   const int64_t table_count = rows.table_count;
-  const UpdateTensors given = update_tensors(call, kinds, state_, table_count, row_clock, hyper,
+  const UpdateTensors given = update_tensors(call, optimizer, state_, table_count, row_clock, hyper,
                                              updates, tables_argument, updated_tables);
   clock_ = given.clock;
   extra_ = given.extra;
@@ -163,4 +167,71 @@ std::vector<ReducedRows> reduced_rows(const Call& call, const GroupRows& rows,
   return result;
 }
 
+namespace {
+
+LaunchUpdate launch_of(const char* op, int64_t optimizer) {
+  check_optimizer(op, optimizer);
+  constexpr LaunchUpdate (*kParts[])(int64_t) = {
+      launch_of_part<0>, launch_of_part<1>, launch_of_part<2>, launch_of_part<3>,
+      launch_of_part<4>, launch_of_part<5>, launch_of_part<6>};
+  static_assert(std::size(kParts) == kOptimizerParts);
+  return kParts[optimizer % kOptimizerParts](optimizer);
+}
+
+void embedding_backward_(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                         std::vector<Tensor> state, std::vector<Tensor> dirty_bits,
+                         std::vector<Tensor> copy_on_write, Tensor row_clock, Tensor hyper,
+                         Tensor meta, Tensor init_data, Tensor grad_output, Tensor ids,
+                         Tensor handles, Tensor offsets, std::optional<Tensor> per_sample_weights,
+                         Tensor updates, std::vector<int64_t> feature_tables,
+                         std::vector<int64_t> feature_dims, int64_t pooling, int64_t optimizer) {
+  const Call call("embedding_backward_", "weights", weights.empty() ? meta : weights[0]);
+  const LaunchUpdate launch = launch_of(call.op, optimizer);
+  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
+  LookupCall lookup = lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
+                                  feature_tables, feature_dims, pooling);
+  // Everything that may fail precedes UpdateCall, the first change.
+  const GradientSort sort(call, rows, &lookup, grad_output);
+  const UpdateCall update(call, rows, optimizer, weights, state, dirty_bits, copy_on_write,
+                          row_clock, hyper, updates, "feature_tables", feature_tables);
+  const int64_t count = lookup.args.features.count;
+  const auto is_touched = [&](size_t s) { return !lookup.slab_features[s].empty() && count > 0; };
+  for (size_t s = 0; s < rows.slabs.size(); ++s) {
+    if (is_touched(s)) update.check_runs(call, rows, s, sort, count);
+  }
+  for (size_t s = 0; s < rows.slabs.size(); ++s) {
+    if (!is_touched(s)) continue;
+    const UpdateArgs args = update.slab(call, rows, s);
+    launch(call, args, {sort.args(), sort.runs(), {}, false}, sort.aligned(s), count);
+  }
+}
+
+void apply_grad_(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                 std::vector<Tensor> state, std::vector<Tensor> dirty_bits,
+                 std::vector<Tensor> copy_on_write, Tensor row_clock, Tensor hyper, Tensor meta,
+                 Tensor init_data, std::vector<Tensor> handles, std::vector<Tensor> ids,
+                 std::vector<Tensor> tables, std::vector<Tensor> gradients, Tensor counts,
+                 Tensor updates, std::vector<int64_t> updated_tables, int64_t optimizer) {
+  const Call call("apply_grad_", "weights", weights.empty() ? meta : weights[0]);
+  const LaunchUpdate launch = launch_of(call.op, optimizer);
+  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
+  std::vector<ReducedRows> reduced =
+      reduced_rows(call, rows, weights, handles, ids, tables, gradients, counts);
+  const UpdateCall update(call, rows, optimizer, weights, state, dirty_bits, copy_on_write,
+                          row_clock, hyper, updates, "updated_tables", updated_tables);
+  for (ReducedRows& entries : reduced) entries.updated = update.updated();
+  for (size_t s = 0; s < reduced.size(); ++s) update.check_entries(call, rows, s, reduced[s]);
+  for (size_t s = 0; s < reduced.size(); ++s) {
+    const UpdateArgs args = update.slab(call, rows, s);
+    launch(call, args, {{}, {}, reduced[s], true}, reduced[s].aligned(rows.slabs[s]),
+           reduced[s].capacity);
+  }
+}
+
+}  // namespace
 }  // namespace dynemb::cuda
+
+DYNEMB_IMPLEMENT_OPS(m) {
+  m.impl("embedding_backward_", TORCH_BOX(&dynemb::cuda::embedding_backward_));
+  m.impl("apply_grad_", TORCH_BOX(&dynemb::cuda::apply_grad_));
+}

@@ -1,4 +1,4 @@
-// unique_ids, unique_ids_padded: the distinct ids of groups, in order of first occurrence. A
+// unique_ids: the distinct ids of groups, in order of first occurrence. A
 // scratch hash table finds equal ids, and its slots hold the least position; prefix sums over first
 // occurrences number the ids.
 #include <torch/csrc/stable/ops.h>
@@ -65,39 +65,23 @@ __global__ void write_unique(UniqueJob job) {
   atomicAdd(reinterpret_cast<unsigned long long*>(job.results.counts + number), 1ULL);
 }
 
-struct Unique {
-  Tensor ids;
-  Tensor offsets;
-  Tensor inverse;
-  Tensor counts;
-};
-
-Unique padded(const Call& call, const Tensor& ids, const Tensor& offsets) {
-  const GroupedIds given = grouped_ids(call, ids, offsets);
-  Unique result{
-      call.empty({given.count}, ScalarType::Long), call.empty({given.groups + 1}, ScalarType::Long),
-      call.empty({given.count}, ScalarType::Long), call.empty({given.count}, ScalarType::Long)};
-  find_unique(call, given,
-              {static_cast<int64_t*>(result.ids.data_ptr()),
-               static_cast<int64_t*>(result.offsets.data_ptr()),
-               static_cast<int64_t*>(result.inverse.data_ptr()),
-               static_cast<int64_t*>(result.counts.data_ptr())});
-  return result;
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> unique_ids_padded(Tensor ids, Tensor offsets) {
-  const Call call("unique_ids_padded", "ids", ids);
-  Unique unique = padded(call, ids, offsets);
-  return {unique.ids, unique.offsets, unique.inverse, unique.counts};
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> unique_ids(Tensor ids, Tensor offsets) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> unique_ids(Tensor ids, Tensor offsets, bool padded) {
   const Call call("unique_ids", "ids", ids);
-  Unique unique = padded(call, ids, offsets);
-  const auto* found = static_cast<const int64_t*>(unique.offsets.data_ptr()) + offsets.size(0) - 1;
-  const int64_t count = read_word(call, found, "call unique_ids_padded");
-  return {torch::stable::narrow(unique.ids, 0, 0, count), unique.offsets, unique.inverse,
-          torch::stable::narrow(unique.counts, 0, 0, count)};
+  const GroupedIds given = grouped_ids(call, ids, offsets);
+  const auto words = [&](int64_t count) { return call.empty({count}, ScalarType::Long); };
+  Tensor distinct = words(given.count);
+  Tensor begins = words(given.groups + 1);
+  Tensor inverse = words(given.count);
+  Tensor counts = words(given.count);
+  const auto* found = static_cast<const int64_t*>(begins.data_ptr()) + given.groups;
+  find_unique(
+      call, given,
+      {static_cast<int64_t*>(distinct.data_ptr()), static_cast<int64_t*>(begins.data_ptr()),
+       static_cast<int64_t*>(inverse.data_ptr()), static_cast<int64_t*>(counts.data_ptr())});
+  if (padded) return {distinct, begins, inverse, counts};
+  const int64_t count = read_word(call, found, "give padded=True");
+  return {torch::stable::narrow(distinct, 0, 0, count), begins, inverse,
+          torch::stable::narrow(counts, 0, 0, count)};
 }
 
 }  // namespace
@@ -149,7 +133,4 @@ int64_t read_word(const Call& call, const int64_t* word, const char* instead) {
 
 }  // namespace dynemb::cuda
 
-DYNEMB_IMPLEMENT_OPS(m) {
-  m.impl("unique_ids", TORCH_BOX(&dynemb::cuda::unique_ids));
-  m.impl("unique_ids_padded", TORCH_BOX(&dynemb::cuda::unique_ids_padded));
-}
+DYNEMB_IMPLEMENT_OPS(m) { m.impl("unique_ids", TORCH_BOX(&dynemb::cuda::unique_ids)); }

@@ -1,5 +1,5 @@
-// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), and both without
-// an autograd formula: embedding_forward and embedding_inference.
+// Forward of the lookups: embedding, and those without an autograd formula: embedding_forward and
+// embedding_inference.
 #include <algorithm>
 #include <optional>
 #include <tuple>
@@ -263,26 +263,6 @@ Tensor update_count(const Call& call, const Tensor& row_clock, const Tensor& met
   return count;
 }
 
-Tensor pooled_lookup(const Call& call, const GroupRows& rows, const Tensor& ids,
-                     const Tensor& handles, const Tensor& offsets,
-                     const std::optional<Tensor>& per_sample_weights,
-                     const std::vector<int64_t>& feature_tables,
-                     const std::vector<int64_t>& feature_dims, int64_t pooling) {
-  check_is_pooled(call.op, pooling, "use embedding");
-  return run_lookup(call, rows,
-                    lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
-                                feature_tables, feature_dims, pooling));
-}
-
-Tensor sequence_lookup(const Call& call, const GroupRows& rows, const Tensor& ids,
-                       const Tensor& handles, const Tensor& offsets,
-                       const std::vector<int64_t>& feature_tables, int64_t dim) {
-  const std::vector<int64_t> dims(feature_tables.size(), dim);
-  return run_lookup(call, rows,
-                    lookup_call(call, rows, ids, handles, offsets, std::nullopt, feature_tables,
-                                dims, kPoolNone));
-}
-
 const char* const kWeights = "weights";
 
 Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
@@ -298,31 +278,17 @@ Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> gene
                                 feature_tables, feature_dims, pooling));
 }
 
-// state, dirty_bits, copy_on_write, hyper, pending, grad_anchor and optimizer are for the autograd
-// formula.
-std::tuple<Tensor, Tensor> embedding_bag(
-    std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> /*state*/,
-    std::vector<Tensor> /*dirty_bits*/, std::vector<Tensor> /*copy_on_write*/, Tensor row_clock,
-    Tensor /*hyper*/, Tensor meta, Tensor init_data, std::vector<Tensor> /*pending*/, Tensor ids,
-    Tensor handles, Tensor offsets, std::optional<Tensor> per_sample_weights,
-    Tensor /*grad_anchor*/, std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,
-    int64_t pooling, int64_t /*optimizer*/) {
-  const Call call("embedding_bag", kWeights, weights.empty() ? meta : weights[0]);
+std::tuple<Tensor, Tensor> read_with_count(
+    const char* op, const std::vector<Tensor>& weights, const std::vector<Tensor>& generations,
+    const Tensor& row_clock, const Tensor& meta, const Tensor& init_data, const Tensor& ids,
+    const Tensor& handles, const Tensor& offsets, const std::optional<Tensor>& per_sample_weights,
+    const std::vector<int64_t>& feature_tables, const std::vector<int64_t>& feature_dims,
+    int64_t pooling) {
+  const Call call(op, kWeights, weights.empty() ? meta : weights[0]);
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
-  Tensor output = pooled_lookup(call, rows, ids, handles, offsets, per_sample_weights,
-                                feature_tables, feature_dims, pooling);
-  return {output, update_count(call, row_clock, meta)};
-}
-
-std::tuple<Tensor, Tensor> embedding(
-    std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> /*state*/,
-    std::vector<Tensor> /*dirty_bits*/, std::vector<Tensor> /*copy_on_write*/, Tensor row_clock,
-    Tensor /*hyper*/, Tensor meta, Tensor init_data, std::vector<Tensor> /*pending*/, Tensor ids,
-    Tensor handles, Tensor offsets, Tensor /*grad_anchor*/, std::vector<int64_t> feature_tables,
-    int64_t dim, int64_t /*optimizer*/) {
-  const Call call("embedding", kWeights, weights.empty() ? meta : weights[0]);
-  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
-  Tensor output = sequence_lookup(call, rows, ids, handles, offsets, feature_tables, dim);
+  Tensor output = run_lookup(call, rows,
+                             lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
+                                         feature_tables, feature_dims, pooling));
   return {output, update_count(call, row_clock, meta)};
 }
 
@@ -333,19 +299,29 @@ std::tuple<Tensor, Tensor> embedding_forward(std::vector<Tensor> weights,
                                              std::optional<Tensor> per_sample_weights,
                                              std::vector<int64_t> feature_tables,
                                              std::vector<int64_t> feature_dims, int64_t pooling) {
-  const Call call("embedding_forward", kWeights, weights.empty() ? meta : weights[0]);
-  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
-  Tensor output = run_lookup(call, rows,
-                             lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
-                                         feature_tables, feature_dims, pooling));
-  return {output, update_count(call, row_clock, meta)};
+  return read_with_count("embedding_forward", weights, generations, row_clock, meta, init_data, ids,
+                         handles, offsets, per_sample_weights, feature_tables, feature_dims,
+                         pooling);
+}
+
+// state, dirty_bits, copy_on_write, hyper, pending, grad_anchor and optimizer are for the autograd
+// formula.
+std::tuple<Tensor, Tensor> embedding(
+    std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> /*state*/,
+    std::vector<Tensor> /*dirty_bits*/, std::vector<Tensor> /*copy_on_write*/, Tensor row_clock,
+    Tensor /*hyper*/, Tensor meta, Tensor init_data, std::vector<Tensor> /*pending*/, Tensor ids,
+    Tensor handles, Tensor offsets, std::optional<Tensor> per_sample_weights,
+    Tensor /*grad_anchor*/, std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,
+    int64_t pooling, int64_t /*optimizer*/) {
+  return read_with_count("embedding", weights, generations, row_clock, meta, init_data, ids,
+                         handles, offsets, per_sample_weights, feature_tables, feature_dims,
+                         pooling);
 }
 
 }  // namespace
 }  // namespace dynemb::cuda
 
 DYNEMB_IMPLEMENT_OPS(m) {
-  m.impl("embedding_bag", TORCH_BOX(&dynemb::cuda::embedding_bag));
   m.impl("embedding", TORCH_BOX(&dynemb::cuda::embedding));
   m.impl("embedding_forward", TORCH_BOX(&dynemb::cuda::embedding_forward));
   m.impl("embedding_inference", TORCH_BOX(&dynemb::cuda::embedding_inference));

@@ -35,7 +35,7 @@ class PinnedRows:
             RuntimeError: a record is damaged, or cannot be read.
         """
         clock = self._tiers.tensors.clock
-        found = ops.store_read_pinned(clock, self._number, slab, handles.cpu(), ids.cpu())
+        found = ops.store_read(clock, slab, handles.cpu(), ids.cpu(), pin=self._number)
         return Records(*(part.to(ids.device) for part in found))
 
     def release(self) -> None:
