@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -36,6 +37,28 @@ class Column(NamedTuple):
     dtype: torch.dtype | str
 
 
+class ColumnNames(TypedDict, total=False):
+    """Columns that :func:`read_npz` and :func:`read_parquet` read.
+
+    Attributes:
+        ids: name of the column of ids, of integers.
+        rows: name of the column of rows: float16, float32 or float64 [n, dim], or lists of them of
+            one length.
+        state: names of the columns of optimizer state, by the optimizer's name of the state. A
+            column is like that of rows, or has numbers if a row has one value. Default: columns
+            ``state.NAME``.
+        scores: names of the columns of scores, of integers, by ``step``, ``timestamp`` (seconds),
+            ``frequency``, ``custom`` or ``expiry`` (seconds). Default: columns ``score.NAME``.
+        optimizer_steps: as in :func:`read_tensors`.
+    """
+
+    ids: Annotated[str, ID]
+    rows: Annotated[str, ROW]
+    state: Annotated[Mapping[str, str] | None, None]
+    scores: Annotated[Mapping[str, str] | None, None]
+    optimizer_steps: Annotated[int | None, None]
+
+
 class Names(NamedTuple):
     """Selection of the columns to read.
 
@@ -60,13 +83,23 @@ class ColumnFile(ABC):
 
     Args:
         path: of the file.
+        modules: those that the format needs.
 
     Attributes:
-        path: as given.
+        path, modules: as given.
+        owner: prefix of error messages: the called function.
+        suffix: of files in a folder.
+        needs: names of the modules, the package first.
+        remedy: installs the package.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    owner: ClassVar[str]
+    suffix: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]]
+    remedy: ClassVar[str]
+
+    def __init__(self, path: Path, *modules: Any) -> None:
+        self.path, self.modules = path, modules
 
     @abstractmethod
     def columns(self) -> dict[str, Column]:
@@ -89,19 +122,15 @@ class ColumnSource(Source):
     """Source of files with named columns, see :func:`read_npz` and :func:`read_parquet`."""
 
     def __init__(
-        self,
-        owner: str,
-        files: Sequence[ColumnFile],
-        names: Names,
-        optimizer_steps: int | None,
+        self, files: Sequence[ColumnFile], names: Names, optimizer_steps: int | None
     ) -> None:
         self._files, self._names = files, names
         dim: int | None = None
         for file in files:
-            of_file = self._checked(owner, file)
+            of_file = self._checked(file)
             if dim is not None and of_file is not None and of_file != dim:
                 raise ValueError(
-                    f"{owner}: rows of {file.path} have {of_file} values, but those of files "
+                    f"{file.owner}: rows of {file.path} have {of_file} values, but those of files "
                     f"before it have {dim}: give files of one table"
                 )
             dim = dim or of_file
@@ -114,9 +143,9 @@ class ColumnSource(Source):
             optimizer_steps=optimizer_steps,
         )
 
-    def _checked(self, owner: str, file: ColumnFile) -> int | None:
+    def _checked(self, file: ColumnFile) -> int | None:
         """Check the columns of a file; return values of a row, or None for a file without rows."""
-        there, names = file.columns(), self._names
+        there, names, owner = file.columns(), self._names, file.owner
         for name in names.all:
             if name not in there:
                 raise ValueError(
@@ -170,38 +199,32 @@ def _shown(column: Column) -> str:
     return f"{column.dtype} [n{f', {column.columns}' if column.columns else ''}]"
 
 
-def open_columns(
-    owner: str,
-    paths: object,
-    make: Callable[[Path], ColumnFile],
-    suffix: str,
-    *,
-    ids: str,
-    rows: str,
-    state: Mapping[str, str] | None,
-    scores: Mapping[str, str] | None,
-    optimizer_steps: int | None,
-) -> Source:
+def open_columns(kind: type[ColumnFile], paths: object, options: ColumnNames) -> Source:
     """Return a source of files with named columns; see :func:`read_npz`.
 
     Args:
-        owner: prefix of error messages: the called function.
-        paths: argument of the call.
-        make: opens a file.
-        suffix: of files in a folder.
+        kind: format of the files.
+        paths, options: arguments of the call.
 
     Raises:
-        TypeError, FileNotFoundError, ValueError: see :func:`read_npz`.
+        TypeError, ModuleNotFoundError, FileNotFoundError, ValueError: see :func:`read_npz`.
     """
-    files = [make(path) for path in _files_of(owner, paths, suffix)]
+    owner = kind.owner
+    try:
+        modules = [importlib.import_module(name) for name in kind.needs]
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"{owner}: needs {kind.needs[0]}, which cannot be imported ({error}): {kind.remedy}"
+        ) from error
+    files = [kind(path, *modules) for path in _files_of(owner, paths, kind.suffix)]
     there = files[0].columns()
     names = Names(
-        text(f"{owner}: ids", ids),
-        text(f"{owner}: rows", rows),
-        _named(owner, "state", state, state_entry, there),
-        _named(owner, "scores", scores, score_entry, there),
+        text(f"{owner}: ids", options["ids"]),
+        text(f"{owner}: rows", options["rows"]),
+        _named(owner, "state", options["state"], state_entry, there),
+        _named(owner, "scores", options["scores"], score_entry, there),
     )
-    return ColumnSource(owner, files, names, optimizer_steps)
+    return ColumnSource(files, names, options["optimizer_steps"])
 
 
 def _files_of(owner: str, paths: object, suffix: str) -> list[Path]:
@@ -235,4 +258,4 @@ def _named(
     }
 
 
-__all__ = ["ID", "ROW", "Column", "ColumnFile", "ColumnSource", "open_columns"]
+__all__ = ["Column", "ColumnFile", "ColumnNames", "ColumnSource", "open_columns"]

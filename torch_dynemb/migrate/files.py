@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import torch
@@ -93,12 +92,7 @@ class RawFile:
         self._file = self.path.open("rb", buffering=0)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file is not None:
             self._file.close()
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from torch_dynemb.files.tensor_file import raw
-from torch_dynemb.migrate.column_files import ID, ROW, Column, ColumnFile, open_columns
+from torch_dynemb.keyword_options import takes_options
+from torch_dynemb.migrate.column_files import Column, ColumnFile, ColumnNames, open_columns
 from torch_dynemb.migrate.raw_files import Paths
 from torch_dynemb.migrate.source import Source
 
@@ -73,9 +73,8 @@ class _Array:
 
 
 class _NpzFile(ColumnFile):
-    def __init__(self, path: Path, numpy_format: Any) -> None:
-        super().__init__(path)
-        self._format = numpy_format
+    owner, suffix = "read_npz", ".npz"
+    needs, remedy = ("numpy",), "pip install numpy"
 
     def columns(self) -> dict[str, Column]:
         result = {}
@@ -110,11 +109,12 @@ class _NpzFile(ColumnFile):
 
     def _header(self, stream: Any) -> tuple[Column, bool]:
         """Read the header of an array, up to its values; also return whether columns come first."""
+        numpy_format = self.modules[0].lib.format
         try:
-            version = self._format.read_magic(stream)
+            version = numpy_format.read_magic(stream)
             read = {
-                (1, 0): self._format.read_array_header_1_0,
-                (2, 0): self._format.read_array_header_2_0,
+                (1, 0): numpy_format.read_array_header_1_0,
+                (2, 0): numpy_format.read_array_header_2_0,
             }[version]
             shape, by_columns, dtype = read(stream)
         except (ValueError, KeyError) as error:
@@ -133,31 +133,17 @@ class _NpzFile(ColumnFile):
         )
 
 
-def read_npz(
-    paths: Paths,
-    *,
-    ids: str = ID,
-    rows: str = ROW,
-    state: Mapping[str, str] | None = None,
-    scores: Mapping[str, str] | None = None,
-    optimizer_steps: int | None = None,
-) -> Source:
+@takes_options
+def read_npz(paths: Paths, **columns: Unpack[ColumnNames]) -> Source:
     """Read npz files with ids and rows as a source for :func:`load`.
 
     Arrays have the names that :func:`torch_dynemb.checkpoint.export` writes, by default. Arrays
-    in C's order are read a piece at a time, also compressed ones; they need not fit in memory.
+    in C's order are read a piece at a time, also compressed ones; they need not fit in memory. An
+    array in Fortran's order is read whole, so it must fit.
 
     Args:
         paths: a file, a list of files, or a folder, of which all files ``*.npz`` are read.
-        ids: name of the array of ids, of integers [n].
-        rows: name of the array of rows, float16, float32 or float64 [n, dim]. An array in Fortran's
-            order is read whole, so it must fit in memory.
-        state: names of the arrays of optimizer state, by the optimizer's name of the state. An
-            array is [n, dim], or [n] if a row has one value. Default: arrays ``state.NAME``.
-        scores: names of the arrays of scores, of integers [n], by ``step``, ``timestamp``
-            (seconds), ``frequency``, ``custom`` or ``expiry`` (seconds). Default: arrays
-            ``score.NAME``.
-        optimizer_steps: as in :func:`read_tensors`.
+        **columns: names of the arrays.
 
     Returns:
         The source. Only headers have been read.
@@ -179,23 +165,7 @@ def read_npz(
         3
         >>> folder.cleanup()
     """
-    try:
-        numpy_format = importlib.import_module("numpy").lib.format
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"read_npz: needs numpy, which cannot be imported ({error}): pip install numpy"
-        ) from error
-    return open_columns(
-        "read_npz",
-        paths,
-        lambda path: _NpzFile(path, numpy_format),
-        ".npz",
-        ids=ids,
-        rows=rows,
-        state=state,
-        scores=scores,
-        optimizer_steps=optimizer_steps,
-    )
+    return open_columns(_NpzFile, paths, columns)
 
 
 __all__ = ["read_npz"]

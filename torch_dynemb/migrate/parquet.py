@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from torch_dynemb.migrate.column_files import ID, ROW, Column, ColumnFile, open_columns
+from torch_dynemb.keyword_options import takes_options
+from torch_dynemb.migrate.column_files import Column, ColumnFile, ColumnNames, open_columns
 from torch_dynemb.migrate.raw_files import Paths
 from torch_dynemb.migrate.source import Source
 
@@ -29,9 +30,13 @@ _DTYPES = {
 
 
 class _ParquetFile(ColumnFile):
-    def __init__(self, path: Path, arrow: Any, parquet: Any) -> None:
-        super().__init__(path)
-        self._arrow, self._parquet = arrow, parquet
+    owner, suffix = "read_parquet", ".parquet"
+    needs = ("pyarrow", "pyarrow.parquet")
+    remedy = "pip install 'torch_dynemb[parquet]', or pip install pyarrow"
+
+    def __init__(self, path: Path, *modules: Any) -> None:
+        super().__init__(path, *modules)
+        self._arrow, self._parquet = modules
 
     def columns(self) -> dict[str, Column]:
         with self._opened() as file:
@@ -126,15 +131,8 @@ def _is_list(arrow: Any, kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def read_parquet(
-    paths: Paths,
-    *,
-    ids: str = ID,
-    rows: str = ROW,
-    state: Mapping[str, str] | None = None,
-    scores: Mapping[str, str] | None = None,
-    optimizer_steps: int | None = None,
-) -> Source:
+@takes_options
+def read_parquet(paths: Paths, **columns: Unpack[ColumnNames]) -> Source:
     """Read Parquet files with ids and rows as a source for :func:`load`.
 
     Columns have the names that :func:`torch_dynemb.checkpoint.export` writes, by default. Memory
@@ -142,14 +140,7 @@ def read_parquet(
 
     Args:
         paths: a file, a list of files, or a folder, of which all files ``*.parquet`` are read.
-        ids: name of the column of ids, of integers.
-        rows: name of the column of rows, lists of halffloat, float or double of one length.
-        state: names of the columns of optimizer state, by the optimizer's name of the state. A
-            column has lists like those of rows, or numbers if a row has one value. Default:
-            columns ``state.NAME``.
-        scores: names of the columns of scores, of integers, by ``step``, ``timestamp`` (seconds),
-            ``frequency``, ``custom`` or ``expiry`` (seconds). Default: columns ``score.NAME``.
-        optimizer_steps: as in :func:`read_tensors`.
+        **columns: names of the columns.
 
     Returns:
         The source. Only schemas and first rows have been read.
@@ -173,25 +164,7 @@ def read_parquet(
         2
         >>> folder.cleanup()
     """
-    try:
-        arrow = importlib.import_module("pyarrow")
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"read_parquet: needs pyarrow, which cannot be imported ({error}): pip install "
-            "'torch_dynemb[parquet]', or pip install pyarrow"
-        ) from error
-    return open_columns(
-        "read_parquet",
-        paths,
-        lambda path: _ParquetFile(path, arrow, parquet),
-        ".parquet",
-        ids=ids,
-        rows=rows,
-        state=state,
-        scores=scores,
-        optimizer_steps=optimizer_steps,
-    )
+    return open_columns(_ParquetFile, paths, columns)
 
 
 __all__ = ["read_parquet"]

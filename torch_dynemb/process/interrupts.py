@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 # The signal module without its enums, because a section would create a hundred of them.
@@ -58,12 +58,7 @@ class _Section:
                     _signal.signal(signum, _Deferred(handler))
         _depth += 1
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         global _depth
         if not self._in_main_thread:
             return

@@ -11,7 +11,6 @@ one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -64,12 +63,7 @@ class Undisturbed:
     def __enter__(self) -> Undisturbed:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and self.is_disturbed():
             raise self._refusal() from error
         if error is None:

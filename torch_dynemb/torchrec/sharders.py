@@ -77,14 +77,19 @@ class _DynamicSharder:
     qcomm_codecs_registry: dict[str, Any] | None
     sharded_module_type: Any
     module_type: Any
-    _use_index_dedup: bool
 
-    def _set_dynamic(
+    def __init__(
         self,
-        tables: ChosenTables | None,
-        options: OptionsOfTables | None,
-        optimizer: OptimizerConfig | None,
+        fused_params: dict[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, Any] | None = None,
+        use_index_dedup: bool = False,
+        *,
+        tables: ChosenTables | None = None,
+        options: OptionsOfTables | None = None,
+        optimizer: OptimizerConfig | None = None,
     ) -> None:
+        super().__init__(fused_params, qcomm_codecs_registry)  # type: ignore[call-arg]
+        self._use_index_dedup = use_index_dedup
         owner = type(self).__name__
         self._choice = TableChoice(owner, tables, options)
         if self.fused_params is not None and not isinstance(self.fused_params, Mapping):
@@ -225,20 +230,6 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
         ... )
     """
 
-    def __init__(
-        self,
-        fused_params: dict[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, Any] | None = None,
-        use_index_dedup: bool = False,
-        *,
-        tables: ChosenTables | None = None,
-        options: OptionsOfTables | None = None,
-        optimizer: OptimizerConfig | None = None,
-    ) -> None:
-        super().__init__(fused_params, qcomm_codecs_registry)
-        self._use_index_dedup = use_index_dedup
-        self._set_dynamic(tables, options, optimizer)
-
     @property
     def sharded_module_type(self) -> type[ShardedDynamicEmbeddingBagCollection]:
         return ShardedDynamicEmbeddingBagCollection
@@ -253,20 +244,10 @@ class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionShar
         use_index_dedup: send each distinct id of a batch once to its table, dynamic or static.
         fused_params, qcomm_codecs_registry, tables, options, optimizer: as in
             :class:`DynamicEmbeddingBagCollectionSharder`.
-    """
 
-    def __init__(
-        self,
-        fused_params: dict[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, Any] | None = None,
-        use_index_dedup: bool = False,
-        *,
-        tables: ChosenTables | None = None,
-        options: OptionsOfTables | None = None,
-        optimizer: OptimizerConfig | None = None,
-    ) -> None:
-        super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
-        self._set_dynamic(tables, options, optimizer)
+    Raises:
+        TypeError, ValueError: as in :class:`DynamicEmbeddingBagCollectionSharder`.
+    """
 
     @property
     def sharded_module_type(self) -> type[ShardedDynamicEmbeddingCollection]:

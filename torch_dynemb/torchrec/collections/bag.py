@@ -9,34 +9,19 @@ from typing import Any
 import torch
 from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
-from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from torchrec.distributed.types import ShardingEnv, ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.jagged_tensor_validator import validate_keyed_jagged_tensor
 
-from torch_dynemb.distributed.gloo_threads import let_senders_finish
-from torch_dynemb.optim.base import OptimizerConfig
-from torch_dynemb.torchrec.collections.dynamic_part import (
-    DynamicPart,
-    table_plans,
-    taken_plan,
-    with_plan,
-)
-from torch_dynemb.torchrec.collections.rebuilding import Given, blueprint
-from torch_dynemb.torchrec.planning.choice import TableChoice
+from torch_dynemb.torchrec.collections.dynamic_part import DynamicPart, table_plans
 from torch_dynemb.torchrec.planning.options import is_dynamic
-from torch_dynemb.torchrec.planning.plans import (
-    KeptInfos,
-    ModulePlan,
-    module_plan,
-    plan_dynamic,
-)
+from torch_dynemb.torchrec.planning.plans import KeptInfos, ModulePlan
 from torch_dynemb.torchrec.sharding.agreed_sizes import as_sent
 from torch_dynemb.torchrec.sharding.batches import (
     BatchCheck,
     check_processed,
     missing_weights,
     scored_features,
-    with_one_sample,
 )
 from torch_dynemb.torchrec.sharding.dedup import DEDUPED, DedupInputDist
 from torch_dynemb.torchrec.sharding.means import mean_divisor, pooled_outputs
@@ -44,14 +29,7 @@ from torch_dynemb.torchrec.sharding.shardings import POOLED
 
 
 class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagCollection):  # type: ignore[misc]
-    """EmbeddingBagCollection with some dynamic tables, as its plan says.
-
-    Args:
-        choice: options of dynamic tables without options in the plan.
-        optimizer: of the dynamic tables; default: the one that fused_params describe.
-        use_index_dedup: send each distinct id of a batch once.
-        module, table_name_to_parameter_sharding, env, fused_params, device, ...: as in TorchRec.
-    """
+    """EmbeddingBagCollection with some dynamic tables, as its plan says."""
 
     module_kind = "EmbeddingBagCollection"
     tables_attribute = "embedding_bags"
@@ -60,48 +38,7 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
     divides_dims = True
     _embedding_bag_configs: list[Any]
 
-    def __init__(
-        self,
-        module: Any,
-        table_name_to_parameter_sharding: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        fused_params: dict[str, Any] | None = None,
-        device: torch.device | None = None,
-        *,
-        choice: TableChoice,
-        optimizer: OptimizerConfig | None,
-        use_index_dedup: bool,
-        planned: ModulePlan | None = None,
-        **more: Any,
-    ) -> None:
-        self.sharding_types = list(DEDUPED if use_index_dedup else POOLED)
-        self._given = Given(
-            blueprint(module), fused_params, choice, optimizer, use_index_dedup, more
-        )
-        plan = planned or module_plan(
-            "EmbeddingBagCollection",
-            module,
-            module.embedding_bag_configs(),
-            table_name_to_parameter_sharding,
-            env,
-            device,
-            sharding_types=self.sharding_types,
-            choice=choice,
-            optimizer=optimizer,
-            fused_params=fused_params,
-            use_index_dedup=use_index_dedup,
-            codecs=more.get("qcomm_codecs_registry"),
-            path=more.get("module_fqn"),
-        )
-        self.plan_of_tables = plan
-        super().__init__(
-            module,
-            table_name_to_parameter_sharding,
-            env,
-            with_plan(fused_params, plan),
-            device,
-            **more,
-        )
+    def _prepare_batches(self, plan: ModulePlan) -> BatchCheck:
         self._pooled_outputs = pooled_outputs(
             self._embedding_bag_configs,
             {
@@ -114,39 +51,27 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
         self._inverse_names: list[str] | None = None
         divides = any(of.divided for of in self._pooled_outputs.values())
         self._has_mean_pooling_callback = divides
-        scored = scored_features(self._embedding_bag_configs, plan.options)
         self._needs_weights = {
             "pooling=MEAN in a by-rows sharding": divides,
-            "score_from='weights'": bool(scored),
+            "score_from='weights'": bool(
+                scored_features(self._embedding_bag_configs, plan.options)
+            ),
             "use_index_dedup": plan.dedup,
         }
         pooled_here = self._several_ranks is None or (
             plan.dedup and not self._configs(dynamic=False)
         )
-        self._check_batch = BatchCheck(
-            "EmbeddingBagCollection",
-            [name for config in self._embedding_bag_configs for name in config.feature_names],
+        return BatchCheck(
+            self.module_kind,
+            self._embedding_bag_configs,
+            plan.options,
             weighted=self._is_weighted and (divides or plan.dedup),
-            scored=scored,
             detaches=self._is_weighted and (divides or not pooled_here),
         )
-        self._keep_state(plan, env, device)
-        let_senders_finish(env.process_group)
 
-    @classmethod
-    def create_grouped_sharding_infos(
-        cls,
-        module: Any,
-        table_name_to_parameter_sharding: dict[str, ParameterSharding],
-        prefix: str,
-        fused_params: dict[str, Any] | None,
-        suffix: str | None = "weight",
-    ) -> dict[str, list[EmbeddingShardingInfo]]:
-        given, plan = taken_plan(fused_params)
-        infos = super().create_grouped_sharding_infos(
-            module, table_name_to_parameter_sharding, prefix, given, suffix
-        )
-        return plan_dynamic("EmbeddingBagCollection", infos, plan, by_dim=plan.dedup)
+    def sharding_types(self) -> list[str]:
+        """Return the sharding types of dynamic tables."""
+        return list(DEDUPED if self._given.use_index_dedup else POOLED)
 
     @classmethod
     def create_embedding_bag_sharding(
@@ -179,16 +104,6 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
     def _reorders(self) -> bool:
         return bool(self._has_features_permute)
 
-    def input_dist(self, ctx: Any, features: Any) -> Any:
-        """Send ids to the ranks that own them."""
-        return self._agreed(
-            ctx, lambda: self._checked(ctx, features), lambda checked: self._sent(ctx, checked)
-        )
-
-    def output_dist(self, ctx: Any, output: Any) -> Any:
-        """Send bags back to the ranks of their samples."""
-        return self._in_order(_cut_sample(ctx, super().output_dist(ctx, output)))
-
     def compute(self, ctx: Any, dist_input: Any) -> Any:
         """Look up the ids that arrived."""
         self._check_arrived(ctx, dist_input)
@@ -197,22 +112,18 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Look up the ids that arrived and send their bags back."""
         self._check_arrived(ctx, input)
-        return self._in_order(_cut_sample(ctx, super().compute_and_output_dist(ctx, input)))
+        return super().compute_and_output_dist(ctx, input)
 
     def _checked(self, ctx: Any, features: Any) -> KeyedJaggedTensor:
-        """Check the batch of this rank."""
-        first = self._has_uninitialized_input_dist
-        trains = self.training and torch.is_grad_enabled()
-        checked = self._check_batch(features, first=first, trains=trains)
-        if first:  # TorchRec checks it, too, but after ranks have agreed
+        checked = super()._checked(ctx, features)
+        if self._has_uninitialized_input_dist:  # TorchRec checks it, too, but after ranks agreed
             validate_keyed_jagged_tensor(checked, self._configs(dynamic=False))
         ctx.unweighted = checked.weights_or_none() is None
-        checked = self._own(checked)
-        if checked.variable_stride_per_key() and checked.inverse_indices()[1].shape[1] == 0:
-            # TorchRec's outputs need a sample, and other ranks wait for the backward of this one
-            checked = with_one_sample(checked)
-            ctx.without_samples = True
         return checked
+
+    def _lacks_sample(self, features: KeyedJaggedTensor) -> bool:
+        shares_bags = features.variable_stride_per_key()
+        return bool(shares_bags and features.inverse_indices()[1].shape[1] == 0)
 
     def _check_arrived(self, ctx: Any, arrived: Sequence[KeyedJaggedTensor]) -> None:
         """Check the weights of bags, which feature processors compute after the exchange.
@@ -234,7 +145,6 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
             raise missing_weights(self.module_kind)
 
     def _sent(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
-        """Bring a batch on its way, as TorchRec does."""
         divides = self._has_mean_pooling_callback
         # TorchRec checks the first batch against num_embeddings, which does not limit dynamic
         # tables
@@ -242,7 +152,7 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
         self._has_mean_pooling_callback = False  # this class divides
         try:
             with checked:
-                sent = super().input_dist(ctx, features)
+                sent = super()._sent(ctx, features)
         finally:
             self._has_mean_pooling_callback = divides
         if ctx.variable_batch_per_feature:
@@ -275,35 +185,23 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
         """Return the names of outputs in the order of TorchRec's shardings."""
         return list(self._embedding_names)
 
-    def _in_order(self, awaitable: Any) -> Any:
-        """Give outputs the order from before tables moved: dense layers read them by columns."""
-        order = self._output_order
-        if order is not None:
-            awaitable.callbacks.append(lambda outputs: _reordered(outputs, order))
-        return awaitable
-
-
-def _cut_sample(ctx: Any, awaitable: Any) -> Any:
-    """Remove the sample that :func:`with_one_sample` has added."""
-    if getattr(ctx, "without_samples", False):
-        awaitable.callbacks.append(
-            lambda bags: KeyedTensor(
-                keys=bags.keys(),
-                length_per_key=bags.length_per_key(),
-                values=bags.values()[:0],
-                key_dim=bags.key_dim(),
-            )
+    @staticmethod
+    def _without_samples(bags: KeyedTensor) -> KeyedTensor:
+        return KeyedTensor(
+            keys=bags.keys(),
+            length_per_key=bags.length_per_key(),
+            values=bags.values()[:0],
+            key_dim=bags.key_dim(),
         )
-    return awaitable
 
-
-def _reordered(outputs: KeyedTensor, keys: list[str]) -> KeyedTensor:
-    parts = outputs.to_dict()
-    return KeyedTensor(
-        keys=keys,
-        length_per_key=[parts[key].shape[1] for key in keys],
-        values=torch.cat([parts[key] for key in keys], dim=1),
-    )
+    @staticmethod
+    def _reordered(outputs: KeyedTensor, keys: list[str]) -> KeyedTensor:
+        parts = outputs.to_dict()
+        return KeyedTensor(
+            keys=keys,
+            length_per_key=[parts[key].shape[1] for key in keys],
+            values=torch.cat([parts[key] for key in keys], dim=1),
+        )
 
 
 __all__ = ["ShardedDynamicEmbeddingBagCollection"]

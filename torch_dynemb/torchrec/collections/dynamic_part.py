@@ -8,31 +8,37 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import (
     EmbeddingShardingInfo,
-    KJTListSplitsAwaitable,
 )
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from torch_dynemb.distributed.failures import raise_together
+from torch_dynemb.distributed.gloo_threads import let_senders_finish
 from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.table.dense_state import leaves_tables_out
-from torch_dynemb.table.shards import IdSlots
-from torch_dynemb.torchrec.collections.rebuilding import Given, adopt, optimizers_unchanged
+from torch_dynemb.torchrec.collections.batch_part import BatchPart
+from torch_dynemb.torchrec.collections.rebuilding import (
+    Given,
+    adopt,
+    blueprint,
+    optimizers_unchanged,
+)
+from torch_dynemb.torchrec.planning.choice import TableChoice
+from torch_dynemb.torchrec.planning.chosen_tables import configs_of
 from torch_dynemb.torchrec.planning.options import is_dynamic
-from torch_dynemb.torchrec.planning.plans import PLAN, KeptSharding, KernelPlan, ModulePlan
+from torch_dynemb.torchrec.planning.plans import (
+    PLAN,
+    KeptSharding,
+    KernelPlan,
+    ModulePlan,
+    module_plan,
+    plan_dynamic,
+)
 from torch_dynemb.torchrec.planning.sharding_groups import SyncedEnv2D, sharding_group
 from torch_dynemb.torchrec.resharding.collections import check_static_move, reshard_collections
-from torch_dynemb.torchrec.sharding.agreed_sizes import (
-    SizesUnderWay,
-    as_torchrec_waits,
-    leave_sizes,
-)
-from torch_dynemb.torchrec.sharding.batches import copied
+from torch_dynemb.torchrec.sharding.batches import BatchCheck
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 from torch_dynemb.torchrec.sharding.optimizer import TableOptimizer, shown_parameter
 from torch_dynemb.torchrec.state.module_state import ModuleState
@@ -40,18 +46,6 @@ from torch_dynemb.torchrec.state.module_state import ModuleState
 _MOVED = "the tables moved to other shards"
 _INSTEAD = "model.fused_optimizer, or list torch_dynemb.table_optimizers(model) again"
 _MODULE_PLAN = "torch_dynemb_plan"  # key of a plan in the fused_params of TorchRec's constructors
-
-
-def with_plan(fused_params: Mapping[str, Any] | None, plan: ModulePlan) -> dict[str, Any]:
-    """Copy fused_params and add a module's plan; :func:`taken_plan` takes it out again."""
-    return {**(fused_params or {}), _MODULE_PLAN: plan}
-
-
-def taken_plan(fused_params: Mapping[str, Any] | None) -> tuple[dict[str, Any], ModulePlan]:
-    """Separate fused_params from the plan that :func:`with_plan` has added."""
-    given = dict(fused_params or {})
-    plan: ModulePlan = given.pop(_MODULE_PLAN)
-    return given, plan
 
 
 def table_plans(infos: list[EmbeddingShardingInfo]) -> dict[str, KernelPlan]:
@@ -66,44 +60,101 @@ def _without(shardings: Any, kept: Mapping[int, Any]) -> Any:
     return [of for of in shardings if id(of) not in kept]
 
 
-class DynamicPart:
+class DynamicPart(BatchPart):
     """Dynamic tables of a sharded collection: state dict, kernels and training mode.
 
+    Args:
+        choice: options of dynamic tables without options in the plan.
+        optimizer: of the dynamic tables; default: the one that fused_params describe.
+        use_index_dedup: send each distinct id of a batch once.
+        planned: the plan of a rebuilt collection.
+        module, table_name_to_parameter_sharding, env, fused_params, device, ...: as in TorchRec.
+
     Attributes:
-        module_kind: name of the unsharded class.
         tables_attribute: name of the attribute that has the collection's tables by name. Entries of
             the state dict begin with it.
-        configs_attribute: name of the attribute that has their configs.
-        shardings_attribute: name of the attribute that has TorchRec's shardings.
-        divides_dims: whether deduplicated tables of different dims are sharded apart.
-        sharding_types: of dynamic tables.
+        divides_dims: whether deduplicated tables of different dims are sharded apart; otherwise
+            TorchRec deduplicates.
         plan_of_tables: options of the dynamic tables, as the sharder was given them.
     """
 
-    module_kind: ClassVar[str]
     tables_attribute: ClassVar[str]
-    configs_attribute: ClassVar[str]
-    shardings_attribute: ClassVar[str]
     divides_dims: ClassVar[bool]
-    sharding_types: list[str]
+    sharding_types: Callable[[], list[str]]  # of dynamic tables
     plan_of_tables: ModulePlan
 
-    _lookups: list[torch.nn.Module]
-    _input_dists: list[torch.nn.Module]
     module_sharding_plan: Mapping[str, ParameterSharding]
     _sharding_types: list[str]
     _optim: Any
     _given: Given
     _state: ModuleState
-    training: bool
     output_names: Callable[[], list[str]]  # in the order of TorchRec's outputs
-    _output_order: list[str] | None = None  # of outputs; None: that of output_names
     _keeps_state = False
     _strict_load = True
-    _env: ShardingEnv
-    _device: torch.device
-    _has_uninitialized_input_dist: bool
-    _reorders: Callable[[], bool]  # returns whether features must be reordered
+    _prepare_batches: Callable[[ModulePlan], BatchCheck]  # called as the last part of construction
+
+    def __init__(
+        self,
+        module: Any,
+        table_name_to_parameter_sharding: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: dict[str, Any] | None = None,
+        device: torch.device | None = None,
+        *,
+        choice: TableChoice,
+        optimizer: OptimizerConfig | None,
+        use_index_dedup: bool,
+        planned: ModulePlan | None = None,
+        **more: Any,
+    ) -> None:
+        self._given = Given(
+            blueprint(module), fused_params, choice, optimizer, use_index_dedup, more
+        )
+        plan = planned or module_plan(
+            self.module_kind,
+            module,
+            configs_of(module),
+            table_name_to_parameter_sharding,
+            env,
+            device,
+            sharding_types=self.sharding_types(),
+            choice=choice,
+            optimizer=optimizer,
+            fused_params=fused_params,
+            use_index_dedup=use_index_dedup,
+            codecs=more.get("qcomm_codecs_registry"),
+            path=more.get("module_fqn"),
+        )
+        self.plan_of_tables = plan
+        super().__init__(  # type: ignore[call-arg]
+            module,
+            table_name_to_parameter_sharding,
+            env,
+            {**(fused_params or {}), _MODULE_PLAN: plan},
+            device,
+            **({} if self.divides_dims else {"use_index_dedup": use_index_dedup}),
+            **more,
+        )
+        self._check_batch = self._prepare_batches(plan)
+        self._keep_state(plan, env, device)
+        let_senders_finish(env.process_group)
+
+    @classmethod
+    def create_grouped_sharding_infos(
+        cls, module: Any, shardings: dict[str, ParameterSharding], *more: Any
+    ) -> dict[str, list[EmbeddingShardingInfo]]:
+        """Describe the tables by sharding, with the plan that the constructor has added.
+
+        Args:
+            module, shardings, more: as in TorchRec; the last one is fused_params.
+        """
+        *prefix, given = more
+        given = dict(given)
+        plan: ModulePlan = given.pop(_MODULE_PLAN)
+        infos = super().create_grouped_sharding_infos(  # type: ignore[misc]
+            module, shardings, *prefix, given
+        )
+        return plan_dynamic(cls.module_kind, infos, plan, by_dim=plan.dedup and cls.divides_dims)
 
     def _configs(self, *, dynamic: bool) -> list[Any]:
         """Return the configs of the tables that are dynamic, or of those that are static."""
@@ -227,70 +278,6 @@ class DynamicPart:
         finally:
             self._strict_load = True
 
-    def _create_input_dist(self, *arguments: Any, **more: Any) -> None:
-        """Create TorchRec's input dists; ranks exchange the sizes of all of them at once."""
-        super()._create_input_dist(*arguments, **more)  # type: ignore[misc]
-        if self._several_ranks is not None:
-            for input_dist in self._input_dists:
-                leave_sizes(input_dist)
-
-    @property
-    def _several_ranks(self) -> dist.ProcessGroup | None:
-        """The ranks that exchange ids: those of a group in 2D parallelism; None: this rank only."""
-        ranks = sharding_group(self._env)
-        return None if ranks is None or ranks.size() == 1 else ranks
-
-    def _agreed(
-        self,
-        context: Any,
-        check: Callable[[], KeyedJaggedTensor],
-        send: Callable[[KeyedJaggedTensor], KJTListSplitsAwaitable],
-    ) -> KJTListSplitsAwaitable:
-        """Send a batch, unless a rank refuses its own: then all ranks raise its error.
-
-        They do so as the lookup of the batch begins, so a pipeline ends the batches before it.
-
-        Args:
-            context: of the batch.
-            check: returns the batch, or raises.
-            send: TorchRec's ``input_dist``, which sends nothing yet: see :func:`leave_sizes`.
-        """
-        ranks = self._several_ranks
-        if ranks is None:
-            return send(check())
-        sent = KJTListSplitsAwaitable([None] * len(self._lookups), context)
-        features: KeyedJaggedTensor | None = None
-        refused: Exception | None = None
-        try:
-            features = check()
-        except Exception as error:
-            refused = error
-        if self._has_uninitialized_input_dist:
-            raise_together(refused, ranks)  # all ranks make TorchRec's input dists, or none does
-        if features is not None:
-            try:
-                sent = send(features)
-            except Exception as error:
-                refused = error
-        requests = sent.awaitables if refused is None else refused
-        owned = [getattr(sharding, "ids", IdSlots()) for sharding in self.shardings()]
-        tables = tuple(config.name for config in getattr(self, self.configs_attribute))
-        under_way = SizesUnderWay(self.module_kind, tables, requests, owned, ranks, self._device)
-        return as_torchrec_waits(under_way, sent)
-
-    def _own(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return features in memory that no other module of a pipeline frees.
-
-        TorchRec's pipelines with ``free_features_storage_early`` free a batch as soon as one module
-        has reordered its features, because reordering copies them. A module that needs no
-        reordering would read freed memory.
-        """
-        if not getattr(self, "_free_features_storage_early", False):
-            return features
-        if self._has_uninitialized_input_dist or not self._reorders():
-            return copied(features)
-        return features
-
     def kernels(self) -> Iterator[DynamicKernel]:
         """Yield the kernels of dynamic tables on this rank."""
         for lookup in self._lookups:
@@ -335,11 +322,6 @@ class DynamicPart:
         """Whether TorchRec wraps data-parallel lookups by :meth:`init_data_parallel`, as newer
         versions do."""
         return hasattr(super(), "init_data_parallel")
-
-    def shardings(self) -> list[Any]:
-        """Return TorchRec's shardings, one for each lookup."""
-        shardings = getattr(self, self.shardings_attribute)
-        return list(shardings.values() if isinstance(shardings, dict) else shardings)
 
     def _keep_optimizers(self, plan: ModulePlan) -> None:
         """Give ``fused_optimizer`` handles that stay when tables move, on every rank.
@@ -466,4 +448,4 @@ class DynamicPart:
         return self
 
 
-__all__ = ["DynamicPart", "table_plans", "taken_plan", "with_plan"]
+__all__ = ["DynamicPart", "table_plans"]

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -272,15 +272,18 @@ def _fused_twin(option: ShardingOption) -> ShardingOption:
 class _Estimator(ShardEstimator):  # type: ignore[misc]
     """Base of estimators that pass static tables to TorchRec's."""
 
+    _default_stock: ClassVar[type[Any]]  # prices tables that the call gives no stock for
+
     def __init__(
         self,
         topology: Topology,
-        constraints: Constraints | None,
-        stock: ShardEstimator,
+        constraints: Constraints | None = None,
+        *,
+        stock: ShardEstimator | None = None,
     ) -> None:
         self._topology = topology
         self._constraints = constraints
-        self._stock = stock
+        self._stock = stock or self._default_stock(topology, constraints)
 
     # the name of the second argument differs between TorchRec versions
     def estimate(
@@ -319,16 +322,7 @@ class DynamicStorageEstimator(_Estimator):
         stock: prices the static tables; default: TorchRec's EmbeddingStorageEstimator.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        constraints: Constraints | None = None,
-        *,
-        stock: ShardEstimator | None = None,
-    ) -> None:
-        super().__init__(
-            topology, constraints, stock or EmbeddingStorageEstimator(topology, constraints)
-        )
+    _default_stock = EmbeddingStorageEstimator
 
     def _twin(self, option: ShardingOption) -> ShardingOption:
         twin = _fused_twin(option)
@@ -359,16 +353,7 @@ class DynamicPerfEstimator(_Estimator):
         stock: prices the rest; default: TorchRec's EmbeddingPerfEstimator.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        constraints: Constraints | None = None,
-        *,
-        stock: ShardEstimator | None = None,
-    ) -> None:
-        super().__init__(
-            topology, constraints, stock or EmbeddingPerfEstimator(topology, constraints)
-        )
+    _default_stock = EmbeddingPerfEstimator
 
     def _price(self, option: ShardingOption, twin: ShardingOption) -> None:
         bandwidth = kernel_bw_lookup(

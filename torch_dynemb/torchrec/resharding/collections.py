@@ -141,7 +141,7 @@ def _prepared(changes: Changes, ranks: Ranks) -> list[_Change]:
                 changed,
                 collection.plan_of_tables,
                 {config.name: config.embedding_dim for config in configs},
-                sharding_types=collection.sharding_types,
+                sharding_types=collection.sharding_types(),
                 ranks=ranks.size,
                 ranks_of_node=get_local_size(ranks.size),
             )

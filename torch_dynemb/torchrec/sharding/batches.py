@@ -25,25 +25,25 @@ class BatchCheck:
 
     Args:
         owner: the collection.
-        features: names that its tables look up.
+        configs: of its tables.
+        options: of its dynamic tables, by name.
         weighted: whether ids need weights on the rank of the batch.
-        scored: by feature with weights that are scores in training, the least score.
         detaches: whether weights of bags get no gradient.
     """
 
     def __init__(
         self,
         owner: str,
-        features: Sequence[str],
+        configs: Sequence[BaseEmbeddingConfig],
+        options: Mapping[str, TableOptions],
         *,
-        weighted: bool,
-        scored: Mapping[str, float],
-        detaches: bool,
+        weighted: bool = False,
+        detaches: bool = False,
     ) -> None:
         self._owner = owner
-        self._features = list(dict.fromkeys(features))
+        self._features = list(dict.fromkeys(n for of in configs for n in of.feature_names))
         self._weighted = weighted
-        self._scored = scored
+        self._scored = scored_features(configs, options)
         self._detaches = detaches
         self._keys: list[str] = []
 

@@ -9,7 +9,7 @@ unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -50,6 +50,11 @@ def _mix(module: nn.Module, arguments: tuple[KeyedJaggedTensor]) -> tuple[KeyedJ
 class _Timed:
     """Base of shardings in which ranks agree on the time, if a table keeps timestamps."""
 
+    _grouped_embedding_configs: list[Any]
+    _pg: Any
+    _device: torch.device | None
+    _env: Any
+
     def __init__(self, sharding_infos: list[EmbeddingShardingInfo], *more: Any, **named: Any):
         super().__init__(sharding_infos, *more, **named)  # type: ignore[call-arg]
         self.time = TimeOfSharding()
@@ -57,23 +62,30 @@ class _Timed:
         self._keeps_time = any(plan.options.keeps_time for plan in plans)
         self._output_dtype: torch.dtype = sharding_infos[0].fused_params["output_dtype"]
 
-    def take(self, lookup: Any) -> None:
-        """Keep a new lookup of this sharding."""
+    def _lookup(self, kind: Any, device: torch.device | None, **more: Any) -> BaseEmbeddingLookup:
+        """Create the lookup of this rank."""
+        lookup = kind(
+            self.ids,
+            grouped_configs=self._configs_of_rank(),
+            pg=self._pg,
+            device=device if device is not None else self._device,
+            env=self._env,
+            **more,
+        )
         self.time.take(lookup)
         # what a rank without tables returns, float32 in TorchRec, has to be as what others send
         lookup._dummy_embs_tensor = torch.empty_like(
             lookup._dummy_embs_tensor, dtype=self._output_dtype, requires_grad=True
         )
+        return lookup
+
+    def _configs_of_rank(self) -> list[Any]:
+        return self._grouped_embedding_configs
 
     @property
     def ids(self) -> IdSlots:
         """The ids that this rank owns."""
         return IdSlots()
-
-    @property
-    def sums(self) -> bool:
-        """Whether lookups sum the bags of means, which the collection divides."""
-        return False
 
     def create_input_dist(
         self, device: torch.device | None = None
@@ -108,28 +120,6 @@ class _ByRows(_Timed):
         return input_dist
 
 
-class _SumByRows(_ByRows):
-    """Base of row-wise shardings that sum bags over ranks."""
-
-    @property
-    def sums(self) -> bool:
-        return not self.ids.whole
-
-    def create_output_dist(self, device: torch.device | None = None) -> Any:
-        output_dist = super().create_output_dist(device)  # type: ignore[misc]
-        output_dist.register_forward_pre_hook(sum_by_exchange)
-        return output_dist
-
-
-class _SendBags(_Timed):
-    """Base of shardings in which ranks send whole bags."""
-
-    def create_output_dist(self, device: torch.device | None = None) -> Any:
-        output_dist = super().create_output_dist(device)  # type: ignore[misc]
-        output_dist.register_forward_pre_hook(_make_variable_dist)
-        return output_dist
-
-
 def _make_variable_dist(module: Any, arguments: tuple[Any, ...]) -> None:
     """Have an output dist made again that TorchRec made for one batch size of all features."""
     context = arguments[1] if len(arguments) > 1 else None
@@ -137,44 +127,20 @@ def _make_variable_dist(module: Any, arguments: tuple[Any, ...]) -> None:
         module._dist = None
 
 
-def _pooled_lookup(
-    sharding: EmbeddingSharding[Any, Any, Any, Any],
-    grouped_configs: list[Any],
-    device: torch.device | None,
-    feature_processor: Any,
-) -> DynamicPooledLookup:
-    lookup = DynamicPooledLookup(
-        sharding.ids,
-        sums=sharding.sums,
-        grouped_configs=grouped_configs,
-        pg=sharding._pg,
-        device=device if device is not None else sharding._device,
-        feature_processor=feature_processor,
-        env=sharding._env,
-    )
-    sharding.take(lookup)
-    return lookup
+class _Pooled(_Timed):
+    """Base of shardings that send bags."""
 
+    _before_output: ClassVar[Callable[..., Any]] = staticmethod(_make_variable_dist)
 
-def _sequence_lookup(
-    sharding: EmbeddingSharding[Any, Any, Any, Any],
-    device: torch.device | None,
-) -> DynamicSequenceLookup:
-    lookup = DynamicSequenceLookup(
-        sharding.ids,
-        counted=sharding.counted,
-        by_rank=sharding.by_rank,
-        grouped_configs=sharding._grouped_embedding_configs,
-        pg=sharding._pg,
-        device=device if device is not None else sharding._device,
-        env=sharding._env,
-    )
-    sharding.take(lookup)
-    return lookup
+    @property
+    def sums(self) -> bool:
+        """Whether lookups sum the bags of means, which the collection divides."""
+        return False
 
-
-class DynamicTwPooledSharding(_SendBags, TwPooledEmbeddingSharding):  # type: ignore[misc]
-    """Pooled sharding: each table is on one rank."""
+    def create_output_dist(self, device: torch.device | None = None) -> Any:
+        output_dist = super().create_output_dist(device)  # type: ignore[misc]
+        output_dist.register_forward_pre_hook(self._before_output)
+        return output_dist
 
     def create_lookup(
         self,
@@ -182,51 +148,75 @@ class DynamicTwPooledSharding(_SendBags, TwPooledEmbeddingSharding):  # type: ig
         fused_params: dict[str, Any] | None = None,
         feature_processor: Any = None,
     ) -> BaseEmbeddingLookup:
-        configs = self._grouped_embedding_configs
-        return _pooled_lookup(self, configs, device, feature_processor)
+        return self._lookup(
+            DynamicPooledLookup, device, sums=self.sums, feature_processor=feature_processor
+        )
 
 
-class DynamicCwPooledSharding(_SendBags, CwPooledEmbeddingSharding):  # type: ignore[misc]
-    """Pooled sharding: columns of a table are divided over ranks, each with all ids."""
+class _SumByRows(_ByRows, _Pooled):
+    """Base of row-wise shardings that sum bags over ranks."""
 
-    create_lookup = DynamicTwPooledSharding.create_lookup
+    _before_output = staticmethod(sum_by_exchange)
 
-
-class DynamicTwCwPooledSharding(_SendBags, TwCwPooledEmbeddingSharding):  # type: ignore[misc]
-    """Pooled sharding: columns of a table are divided over the ranks of one node."""
-
-    create_lookup = DynamicTwPooledSharding.create_lookup
+    @property
+    def sums(self) -> bool:
+        return not self.ids.whole
 
 
-class DynamicRwPooledSharding(_SumByRows, RwPooledEmbeddingSharding):  # type: ignore[misc]
-    """Pooled sharding: ids of a table are divided over all ranks."""
+class _SumInNode(_SumByRows):
+    """Base of shardings that divide the ids of a table over the ranks of one node."""
 
-    create_lookup = DynamicTwPooledSharding.create_lookup
-
-
-class DynamicTwRwPooledSharding(_SumByRows, TwRwPooledEmbeddingSharding):  # type: ignore[misc]
-    """Pooled sharding: ids of a table are divided over the ranks of one node."""
+    _intra_pg: Any
+    _grouped_embedding_configs_per_rank: list[list[Any]]
 
     @property
     def ids(self) -> IdSlots:
         ranks = self._intra_pg.size()
         return IdSlots(self._rank % ranks, self._rank % ranks + 1, ranks)
 
+    def _configs_of_rank(self) -> list[Any]:
+        return self._grouped_embedding_configs_per_rank[self._rank]
+
+
+class _PerId(_Timed):
+    """Base of shardings that send rows."""
+
+    counted = False  # whether weights of ids are their numbers of occurrences
+    by_rank = False  # whether lookups return rows in the order in which ranks sent their ids
+
     def create_lookup(
         self,
         device: torch.device | None = None,
         fused_params: dict[str, Any] | None = None,
         feature_processor: Any = None,
     ) -> BaseEmbeddingLookup:
-        configs = self._grouped_embedding_configs_per_rank[self._rank]
-        return _pooled_lookup(self, configs, device, feature_processor)
+        return self._lookup(
+            DynamicSequenceLookup, device, counted=self.counted, by_rank=self.by_rank
+        )
 
 
-class DynamicGridPooledSharding(_SumByRows, GridPooledEmbeddingSharding):  # type: ignore[misc]
+class DynamicTwPooledSharding(_Pooled, TwPooledEmbeddingSharding):  # type: ignore[misc]
+    """Pooled sharding: each table is on one rank."""
+
+
+class DynamicCwPooledSharding(_Pooled, CwPooledEmbeddingSharding):  # type: ignore[misc]
+    """Pooled sharding: columns of a table are divided over ranks, each with all ids."""
+
+
+class DynamicTwCwPooledSharding(_Pooled, TwCwPooledEmbeddingSharding):  # type: ignore[misc]
+    """Pooled sharding: columns of a table are divided over the ranks of one node."""
+
+
+class DynamicRwPooledSharding(_SumByRows, RwPooledEmbeddingSharding):  # type: ignore[misc]
+    """Pooled sharding: ids of a table are divided over all ranks."""
+
+
+class DynamicTwRwPooledSharding(_SumInNode, TwRwPooledEmbeddingSharding):  # type: ignore[misc]
+    """Pooled sharding: ids of a table are divided over the ranks of one node."""
+
+
+class DynamicGridPooledSharding(_SumInNode, GridPooledEmbeddingSharding):  # type: ignore[misc]
     """Pooled sharding: columns are divided over nodes, and ids over the ranks of each node."""
-
-    ids = DynamicTwRwPooledSharding.ids
-    create_lookup = DynamicTwRwPooledSharding.create_lookup
 
     def create_output_dist(self, device: torch.device | None = None) -> GridOutputDist:
         output_dist = GridOutputDist(
@@ -249,37 +239,16 @@ class DynamicGridPooledSharding(_SumByRows, GridPooledEmbeddingSharding):  # typ
         return names
 
 
-class DynamicTwSequenceSharding(_Timed, TwSequenceEmbeddingSharding):  # type: ignore[misc]
+class DynamicTwSequenceSharding(_PerId, TwSequenceEmbeddingSharding):  # type: ignore[misc]
     """Sharding per id: each table is on one rank."""
 
-    counted = False  # whether weights of ids are their numbers of occurrences
-    by_rank = False  # whether lookups return rows in the order in which ranks sent their ids
 
-    def create_lookup(
-        self,
-        device: torch.device | None = None,
-        fused_params: dict[str, Any] | None = None,
-        feature_processor: Any = None,
-    ) -> BaseEmbeddingLookup:
-        return _sequence_lookup(self, device)
-
-
-class DynamicCwSequenceSharding(_Timed, CwSequenceEmbeddingSharding):  # type: ignore[misc]
+class DynamicCwSequenceSharding(_PerId, CwSequenceEmbeddingSharding):  # type: ignore[misc]
     """Sharding per id: columns of a table are divided over ranks, each with all ids."""
 
-    counted = False
-    by_rank = False
 
-    create_lookup = DynamicTwSequenceSharding.create_lookup
-
-
-class DynamicRwSequenceSharding(_ByRows, RwSequenceEmbeddingSharding):  # type: ignore[misc]
+class DynamicRwSequenceSharding(_ByRows, _PerId, RwSequenceEmbeddingSharding):  # type: ignore[misc]
     """Sharding per id: ids of a table are divided over all ranks."""
-
-    counted = False
-    by_rank = False
-
-    create_lookup = DynamicTwSequenceSharding.create_lookup
 
 
 POOLED: dict[str, type[EmbeddingSharding[Any, Any, Any, Any]]] = {
