@@ -20,7 +20,7 @@ from trained_jobs import CAPACITIES, EVICTS, NEW, OPTIMIZERS, POLICIES, STEPS, T
 from torch_dynemb.torchrec import reshard
 
 STATES = ("state_dict", "dcp")
-gc.freeze()  # imported modules are no garbage: each collection would look at all of torch
+gc.freeze()  # else each collection looks at all of torch
 UNCHANGED = ("snapshot", "reshard")  # ways that keep all options
 
 
