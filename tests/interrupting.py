@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -83,21 +83,30 @@ def at_line(call: Call, line: int, files: Callable[[str], bool] = of_tables) -> 
 
 
 class _CountedOps(TorchDispatchMode):
-    def __init__(self, number: int, act: Call) -> None:
+    def __init__(self, number: int, act: Call, never_fail: Collection[Any]) -> None:
         super().__init__()
         self.ran, self._number, self._act = 0, number, act
+        self._never_fail = never_fail
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func in self._never_fail:
+            return result
         self.ran += 1
         if self.ran == self._number:
             self._act()
         return result
 
 
-def after_op(call: Call, number: int, act: Call = interrupt) -> int:
-    """Calls with Ctrl-C after the ``number``-th op of torch; returns how many ran."""
-    ops = _CountedOps(number, act)
+def after_op(
+    call: Call, number: int, act: Call = interrupt, never_fail: Collection[Any] = ()
+) -> int:
+    """Calls with Ctrl-C after the ``number``-th op of torch; returns how many ran.
+
+    Args:
+        never_fail: ops that do not count.
+    """
+    ops = _CountedOps(number, act, never_fail)
     with ctrl_c_raises():
         try:
             with ops:

@@ -123,8 +123,8 @@ def checked(source: Source, given: SourceRows, dim: int, *, finite: bool) -> Sou
     for name, values in batch.state.items():
         if tuple(values.shape) not in ((count, dim), (count, 1)):
             raise ValueError(
-                f"{where}: state {name!r} has shape {tuple(values.shape)}, expected {count} rows "
-                f"with {dim} values, or with one"
+                f"{where}: state {name!r} has shape {tuple(values.shape)}, expected "
+                f"({count}, {dim}), or ({count}, 1) for one value per row"
             )
     for name, values in batch.scores.items():
         if values.dtype != torch.int64 or tuple(values.shape) != (count,):

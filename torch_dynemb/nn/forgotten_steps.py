@@ -22,7 +22,7 @@ def count_lookup(module: Any) -> None:
     optimizer = module._optimizer
     if optimizer is None:
         return
-    # There are no more backwards than lookups, and to read their number is two calls of torch.
+    # Backwards are at most as many as lookups, and to read their number is two calls of torch.
     if optimizer.lookups_since_step >= module._most_backwards():
         backwards = report_forgotten_step(module)
         reported = backwards >= module._most_backwards()  # once, until the next step()

@@ -155,7 +155,7 @@ class StatefulModule(nn.Module):
             The new ``module.optimizer``; using the old one raises.
 
         Raises:
-            TypeError: ``config`` is no optimizer config.
+            TypeError: ``config`` is something other than an optimizer config.
             RuntimeError: too little memory, or addresses, or this process is a fork of the one that
                 made the tables.
         """

@@ -104,7 +104,7 @@ class OptimizedLater(TableModule):
             The new ``optimizer``; using the old one raises.
 
         Raises:
-            TypeError: ``config`` is no optimizer config.
+            TypeError: ``config`` is something other than an optimizer config.
             ValueError: the table is not trainable.
             RuntimeError: the table has storage, and ids or an optimizer already; or its store is in
                 use, or of other tables.

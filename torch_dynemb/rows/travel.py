@@ -54,9 +54,8 @@ def to_all_ranks(
         for source, offer in enumerate(offers):
             if offer is None:
                 continue
-            is_mine = source == ranks.rank and batch is not None
             mine: list[Tensor] | list[None] = [None] * len(offer.tensors)
-            if is_mine and batch is not None:
+            if source == ranks.rank and batch is not None:
                 mine = _tensors(batch)
             tensors = [
                 from_rank(tensor, *shape, device, source, ranks.group, to_all=not only_first)

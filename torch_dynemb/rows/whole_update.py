@@ -44,7 +44,7 @@ def apply_all(
         updates: prepared, so that nothing but an error of the machine is left.
         finish: called once all are applied, before signals are delivered.
         agreed: applies on all ranks or raises on all, as
-            :meth:`torch_dynemb.distributed.together.Together.run` does; None: on this rank alone.
+            :meth:`torch_dynemb.distributed.together.Ranks.run` does; None: on this rank alone.
 
     Raises:
         Exception: of an update; everything is as it was.
