@@ -92,7 +92,9 @@ class Ranks:
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(limit_s):
                 self.stop()
-                raise RuntimeError(f"rank {rank} did not answer within {limit_s} s")
+                errors = [f"rank {r}:\n{o}" for r, (good, o) in enumerate(results) if not good]
+                silent = f"rank {rank} did not answer within {limit_s} s"
+                raise RuntimeError("\n".join([silent, *errors]))
             try:
                 results.append(pipe.recv())
             except EOFError:

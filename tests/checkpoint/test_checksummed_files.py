@@ -14,7 +14,7 @@ from torch_dynemb.files.checksummed_files import (
     check_file,
 )
 from torch_dynemb.files.disk import Disk
-from torch_dynemb.files.tensor_file import TensorShape, as_bytes, header_of
+from torch_dynemb.files.tensor_file import TensorShape, as_bytes, header_of, rows_as_bytes
 
 pytestmark = pytest.mark.cpu_only("about files, without tables")
 
@@ -40,3 +40,12 @@ def test_a_file_of_any_blocks_is_checked(tmp_path: Path, block_bytes: int) -> No
         with pytest.raises(DamagedFileError, match=f"block {at // block_bytes} "):
             check_file(tmp_path / "file", sums)
         data[at] ^= 1
+
+
+def test_one_element_has_its_bytes_with_any_stride() -> None:
+    one = torch.tensor([[1.0]]).as_strided((1, 1), (1, 0))  # contiguous, but view() refuses it
+    wanted = list(torch.tensor([1.0]).numpy().tobytes())
+    assert as_bytes(one).tolist() == wanted
+    assert rows_as_bytes(one).tolist() == [wanted]
+    assert rows_as_bytes(torch.ones(2, 2)[:, :1]).tolist() == [wanted, wanted]
+    assert rows_as_bytes(torch.ones(0, 3)).shape == (0, 12)

@@ -13,6 +13,7 @@ from torch.distributed import _functional_collectives as collectives
 
 from torch_dynemb import ops
 from torch_dynemb.distributed.ranks import RankGroup, process_group_of
+from torch_dynemb.files.tensor_file import as_bytes, rows_as_bytes
 
 # Page faults of a fresh tensor of this size cost more than writing it.
 _HUGE_PAGES_FROM = 16 << 20
@@ -97,7 +98,7 @@ def from_rank(
     tensor = tensor.detach().contiguous()
     if tensor.numel() == 0:
         return tensor if to_all or rank == 0 else None
-    sent = _as_bytes(tensor)
+    sent = as_bytes(tensor)
     if to_all:
         dist.broadcast(sent, group=process_group, group_src=source)
         return tensor
@@ -201,14 +202,7 @@ def _carried(rows: Tensor) -> Tensor:
     """View contiguous rows as a dtype that gloo carries, [n, ...]."""
     if rows.dtype == torch.float32:
         return rows
-    row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
-    return _as_bytes(rows).view(rows.shape[0], row_bytes)
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    """View a contiguous tensor of any dtype as uint8 [bytes]: gloo does not carry all dtypes."""
-    # one of a single element may have any stride, which view() to bytes refuses
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    return rows_as_bytes(rows)
 
 
 __all__ = [

@@ -156,11 +156,22 @@ def header_bytes(first: bytes) -> int:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """View a contiguous tensor as uint8 [bytes]."""
-    if tensor.numel() == 0:
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
-    # a dimension of size 1 may have any stride, for which view() fails
+    """View a contiguous tensor as uint8 [bytes].
+
+    A dimension of size 1 may have any stride, for which ``Tensor.view(torch.uint8)`` fails: a
+    tensor of one element may be contiguous with a stride of 0.
+    """
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def rows_as_bytes(tensor: Tensor) -> Tensor:
+    """View rows as uint8 [n, bytes of a row]; strided ones are copied.
+
+    Args:
+        tensor: [n, ...].
+    """
+    row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
+    return as_bytes(tensor.contiguous()).view(tensor.shape[0], row_bytes)
 
 
 def raw(tensor: Tensor) -> memoryview:
@@ -180,5 +191,6 @@ __all__ = [
     "header_bytes",
     "header_of",
     "raw",
+    "rows_as_bytes",
     "sections_of",
 ]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.delta_log.targets import nothing
+from torch_dynemb.files.tensor_file import rows_as_bytes
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.ops.quantized import row_bytes
 from torch_dynemb.rows.whole_update import Call, apply_all
@@ -159,7 +160,7 @@ def _stored_rows(live: ops.ServedTensors, number: int, ids: Tensor) -> ops.LiveR
     formats[slab] = ops.LIVE_FORMATS["fp32"]
     live = live._replace(meta=meta, formats=formats)
     read = ops.serve_rows(live, ids, table=number, dim=words)
-    return read._replace(rows=read.rows.view(torch.uint8)[:, :size])
+    return read._replace(rows=rows_as_bytes(read.rows)[:, :size])
 
 
 def _copy(dense: Sequence[DenseChange]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from torch_dynemb.files.tensor_file import rows_as_bytes
 from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.table.group_config import GroupConfig
 
@@ -44,7 +45,7 @@ def packed(config: GroupConfig, slab: int, weights: Tensor, state: Mapping[str, 
     tensors = [weights, *(state[tensor.name] for tensor in _state(config))]
     for values, (dtype, begin, end) in zip(tensors, _fields(config, slab), strict=True):
         assert values.shape == (count, (end - begin) // dtype.itemsize)
-        records[:, begin:end] = values.contiguous().view(torch.uint8)
+        records[:, begin:end] = rows_as_bytes(values)
     return records
 
 

@@ -12,6 +12,7 @@ from torch_dynemb.checkpoint.delta_log.commits import commit_of
 from torch_dynemb.checkpoint.entries import FULL
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
+from torch_dynemb.files.tensor_file import rows_as_bytes
 from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import read_rows
@@ -137,7 +138,7 @@ def _differs(
         if given.dtype != mine.dtype or given.shape != mine.shape:
             return torch.ones_like(result).cpu()
         # compare bits: NaN equals itself
-        unequal = given.contiguous().view(torch.uint8) != mine.contiguous().view(torch.uint8)
+        unequal = rows_as_bytes(given) != rows_as_bytes(mine)
         result[there] |= unequal.any(1)
     return result.cpu()
 

@@ -18,6 +18,7 @@ from torch_dynemb.checkpoint.delta_log.published_ids import PublishedIds
 from torch_dynemb.checkpoint.delta_log.row_forms import LogRows
 from torch_dynemb.checkpoint.saving.dense_state import dense_source, dense_state
 from torch_dynemb.errors import HostMemoryError, NewBaseNeededError
+from torch_dynemb.files.tensor_file import as_bytes
 from torch_dynemb.parts.table_parts import TablePart, groups_of
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.changes import (
@@ -356,9 +357,7 @@ def _same(before: Tensor | None, now: Tensor) -> bool:
     """Return whether two tensors have the same bits."""
     if before is None or before.dtype != now.dtype or before.shape != now.shape:
         return False
-    if now.numel() == 0:
-        return True
-    return torch.equal(before.reshape(-1).view(torch.uint8), now.reshape(-1).view(torch.uint8))
+    return torch.equal(as_bytes(before.contiguous()), as_bytes(now.contiguous()))
 
 
 __all__ = ["Changed", "ChangedPart", "RecordedModel"]

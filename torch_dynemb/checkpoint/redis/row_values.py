@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.files.tensor_file import as_bytes, raw
+from torch_dynemb.files.tensor_file import raw, rows_as_bytes
 
 VERSION = 1
 DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
@@ -60,7 +60,7 @@ def values_of(rows: Tensor) -> list[bytes]:
         bytearray(_HEAD.pack(VERSION, DTYPES[rows.dtype], columns)), dtype=torch.uint8
     )
     size = columns * rows.element_size()
-    numbers = as_bytes(rows.contiguous()).reshape(len(rows), size)
+    numbers = rows_as_bytes(rows)
     whole = torch.cat([head.expand(len(rows), -1), numbers], dim=1)
     text = bytes(raw(whole))
     size += _HEAD.size

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.files.tensor_file import rows_as_bytes
 from torch_dynemb.ops.tiers import RECORD_HEADER
 
 
@@ -18,10 +19,7 @@ def packed_rows(tensors: Sequence[Tensor], numbers: Tensor) -> Tensor:
         tensors: weights, then optimizer state: [rows] or [rows, columns] each.
         numbers: int64 [n], of the rows.
     """
-    fields = [
-        tensor[numbers].reshape(len(numbers), tensor[:1].numel()).view(torch.uint8)
-        for tensor in tensors
-    ]
+    fields = [rows_as_bytes(tensor[numbers]) for tensor in tensors]
     row_bytes = sum(field.shape[1] for field in fields)
     records = numbers.new_zeros(len(numbers), ops.record_bytes(row_bytes), dtype=torch.uint8)
     records[:, RECORD_HEADER : RECORD_HEADER + row_bytes] = torch.cat(fields, 1)

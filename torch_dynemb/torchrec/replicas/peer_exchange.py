@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_dynemb.distributed.exchange import move_rows
 from torch_dynemb.distributed.ranks import RankGroup, rank_group
+from torch_dynemb.files.tensor_file import rows_as_bytes
 
 
 class PeerExchange:
@@ -90,12 +91,7 @@ def joined_bytes(tensors: Sequence[Tensor]) -> Tensor:
     Args:
         tensors: [n, ...] each, of any dtype; at least one.
     """
-    count = tensors[0].shape[0]
-    columns = [
-        tensor.reshape(count, math.prod(tensor.shape[1:])).contiguous().view(torch.uint8)
-        for tensor in tensors
-    ]
-    return torch.cat(columns, 1)
+    return torch.cat([rows_as_bytes(tensor) for tensor in tensors], 1)
 
 
 def unpacked(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

@@ -18,7 +18,6 @@ from torch_dynemb.rows.whole_update import apply_all
 from torch_dynemb.torchrec.replicas.common_base import CommonBase
 from torch_dynemb.torchrec.replicas.peer_exchange import (
     PeerExchange,
-    joined_bytes,
     merged_rows,
     unpacked,
 )
@@ -268,12 +267,10 @@ def _merged(
             mine = parts[exchange.rank]
             values = attempt(
                 partial(of.merged, received, mine, clock),
-                partial(of.no_merged, mine.stop - mine.start),
+                partial(of.no_merged_bytes, mine.stop - mine.start),
             )
             counts = [part.stop - part.start for part in parts]
-            by_rank = [
-                unpacked(data, values) for data in exchange.to_all(joined_bytes(values), counts)
-            ]
+            by_rank = [unpacked(data, rows) for data in exchange.to_all(values, counts)]
             if failures:
                 continue
             for number, whole in enumerate(rows):

@@ -111,9 +111,13 @@ class TableMerge:
         return torch.zeros(count, bytes_of_row(self._like), dtype=torch.uint8, device=self._device)
 
     def no_merged(self, count: int) -> list[Tensor]:
-        """Return values without content, as :meth:`merged` returns them."""
+        """Return weights, optimizer state and scores without content, [count, ...] each."""
         rows = self._like[: 1 + len(self._state) + len(self._words)]
         return [of.new_zeros(count, *of.shape[1:]) for of in rows]
+
+    def no_merged_bytes(self, count: int) -> Tensor:
+        """Return :meth:`no_merged` as uint8 [count, bytes]."""
+        return joined_bytes(self.no_merged(count))
 
     def records(self, part: slice) -> Tensor:
         """Return this group's values of a part of the united ids, uint8 [m, bytes]."""
@@ -123,7 +127,7 @@ class TableMerge:
         """Return this group's counts of the united waiting ids, int64 [k]."""
         return self._base.counts_of(self._table, self.waiting)[1]
 
-    def merged(self, records: Sequence[Tensor], part: slice, clocks: LatestClocks) -> list[Tensor]:
+    def merged(self, records: Sequence[Tensor], part: slice, clocks: LatestClocks) -> Tensor:
         """Merge records of all groups.
 
         Args:
@@ -132,7 +136,7 @@ class TableMerge:
             clocks: the latest of all groups.
 
         Returns:
-            Weights, optimizer state and scores, [m, ...] each.
+            Weights, optimizer state and scores, uint8 [m, bytes].
         """
         groups = [unpacked(of, self._like) for of in records]
         rows = 1 + len(self._state)
@@ -144,7 +148,7 @@ class TableMerge:
             values = torch.stack([of[rows + number] for of in groups])
             of_word = OfGroups(values, here, restarted, self._base_words[part, number], known)
             result.append(self._merged_score(name, of_word, groups, part, clocks))
-        return result
+        return joined_bytes(result)
 
     def merged_waiting(self, counts: Sequence[Tensor], part: slice, clocks: LatestClocks) -> Tensor:
         """Merge counts of admission of all groups, int64 [m].
@@ -189,7 +193,7 @@ class TableMerge:
         """Prepare the update of the table, which changes nothing visible.
 
         Args:
-            merged: values of all united ids, [n, ...] each; see :meth:`merged`.
+            merged: values of all united ids as :meth:`no_merged` has them, [n, ...] each.
             waiting: int64 [k], counts of all united waiting ids.
             clocks: the latest of all groups.
 
