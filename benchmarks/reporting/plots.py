@@ -137,10 +137,37 @@ def first_evictions(kept: Kept) -> Figure:
     return figure
 
 
+def dlrm_step(kept: Kept) -> Figure:
+    """Draw the samples a second of a whole DLRM with dynamic tables, and with what replaces them."""
+    batch = 8192
+    rows = [of.row for of in kept if of.row["bench"] == "dlrm" and of.row["peer"]]
+    eager = [row for row in rows if row["case"] == f"rowwise-adagrad B={batch}, eager"]
+    speeds = {row["peer"]: row["peer_samples_per_s"] for row in eager}
+    speeds["torch_dynemb, ids as they are"] = eager[0]["samples_per_s"]
+    names = sorted(speeds, key=speeds.__getitem__, reverse=True)
+    figure, axes = _figure(1.1 + LINE * len(names))
+    colours = [BLUE if name.startswith("torch_dynemb") else ORANGE for name in names]
+    bars = axes.barh(names, [speeds[name] for name in names], 2 * BAR, color=colours)
+    axes.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=7, color=GREY)
+    _name_lines(axes, names)
+    axes.margins(x=0.14)
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xlabel("samples a second: forward, backward and update")
+    figure.suptitle(
+        f"Training a DLRM with 26 features, batches of {batch:,}, {eager[0]['threads']} threads",
+        x=0.01,
+        ha="left",
+        size=STYLE["axes.titlesize"],
+    )
+    return figure
+
+
 PLOTS: dict[str, Callable[[Kept], Figure]] = {
     "optimizers.png": optimizers,
     "feature-ops.png": feature_ops,
     "first-evictions.png": first_evictions,
+    "dlrm-step.png": dlrm_step,
 }
 
 

@@ -130,7 +130,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(TEXT.splitlines()) <= 120
+    assert len(TEXT.splitlines()) <= 100
 
 
 def test_the_example_is_short() -> None:

@@ -55,7 +55,6 @@ WORDS = {
 ALLOWED = {
     "tests/tools/prose.py": r".",
     "tests/project/test_prose.py": r".",
-    "README.md": r"[Ww]ho should",
     "tutorials/dlrm/report.py": r"held-out samples is",
     "tutorials/serving/server.py": r"POST /run",
 }
