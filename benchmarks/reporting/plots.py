@@ -138,7 +138,7 @@ def first_evictions(kept: Kept) -> Figure:
 
 
 def dlrm_step(kept: Kept) -> Figure:
-    """Draw the samples a second of a whole DLRM with dynamic tables, and with what replaces them."""
+    """Draw the samples a second of a whole DLRM with dynamic tables and with static ones."""
     batch = 8192
     rows = [of.row for of in kept if of.row["bench"] == "dlrm" and of.row["peer"]]
     eager = [row for row in rows if row["case"] == f"rowwise-adagrad B={batch}, eager"]

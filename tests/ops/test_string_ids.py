@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -68,6 +70,7 @@ BYTES = [word.encode() for word in WORDS]
         np.array([word for word in WORDS for _ in range(2)])[::2],
         np.array(BYTES),
         np.array(WORDS, dtype=object),
+        np.array(WORDS, dtype=np.dtypes.StringDType()),
         pa.array(WORDS),
         pa.array(WORDS, pa.large_string()),
         pa.array(WORDS, pa.string_view()),
@@ -76,6 +79,14 @@ BYTES = [word.encode() for word in WORDS]
         pa.array(WORDS).dictionary_encode(),
         pa.chunked_array([WORDS[:4], [], WORDS[4:]]),
         pa.chunked_array([pa.array(WORDS).dictionary_encode()]),
+        pa.DictionaryArray.from_arrays(pa.array(range(10), pa.uint8()), pa.array(WORDS)),
+        pd.Series(["before", *WORDS])[1:],
+        pd.Series(WORDS, dtype=object),
+        pd.Series(BYTES, dtype=object),
+        pd.Series(WORDS, dtype=pd.StringDtype("python")),
+        pd.Series(WORDS, dtype=pd.ArrowDtype(pa.large_string())),
+        pd.Series(WORDS, dtype="category"),
+        pd.Index(WORDS),
     ],
     ids=lambda values: (
         f"{type(values).__name__}-{getattr(values, 'dtype', getattr(values, 'type', ''))}"
@@ -110,6 +121,10 @@ def test_no_strings(values: Any) -> None:
         pa.array(["a", None, "bar"]).dictionary_encode(),
         pa.DictionaryArray.from_arrays([0, 1, 2], pa.array(["a", None, "bar"])),
         pa.chunked_array([pa.array(["a"]), pa.array([None], pa.string()), pa.array(["bar"])]),
+        pd.Series(["a", None, "bar"]),
+        pd.Series(["a", pd.NA, "bar"], dtype=object),
+        pd.Series(["a", np.nan, "bar"], dtype=pd.StringDtype("python")),
+        pd.Series(["a", None, "bar"], dtype="category"),
     ],
     ids=str,
 )
@@ -123,17 +138,29 @@ def test_nulls_have_the_id_that_they_are_given_or_are_refused(values: Any) -> No
 @pytest.mark.parametrize(
     ("values", "error", "says"),
     [
-        ("abc", TypeError, "values is 'abc', expected a list, or an array"),
+        ("abc", TypeError, "values is 'abc', expected a list, an array"),
         (["a", 3], TypeError, r"values\[1\] is 3, expected a str, bytes or None"),
         (np.arange(3), TypeError, r"values\[0\] is 0, expected a str"),
         (pa.array([1, 2]), TypeError, "a pyarrow array of int64, expected strings"),
+        (pd.Series([1, 2]), TypeError, r"values\[0\] is 1, expected a str"),
+        (pd.DataFrame({"ad": ["a"]}), TypeError, "or a Series of pandas: a column of a data"),
         (["a", "\ud800"], ValueError, r"values\[1\] is '\\ud800', expected text that UTF-8"),
         (np.array(["a", "\ud800"]), ValueError, r"values\[1\] is '\\ud800', expected text"),
     ],
-    ids=["str", "element", "integers", "arrow", "surrogate", "numpy"],
+    ids=["str", "element", "integers", "arrow", "series", "frame", "surrogate", "numpy"],
 )
 def test_other_values_are_refused_by_name(values: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         td.hash_strings(values)
     with pytest.raises(TypeError, match=r"hash_strings: null is 1\.5"):
         td.hash_strings(["a"], null=1.5)  # type: ignore[arg-type]
+
+
+def test_letters_of_arrow_are_read_where_they_lie() -> None:
+    words = pa.array(["x" * 1000] * 1000).slice(1, 998)
+    before = pa.total_allocated_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ids = td.hash_strings(words)
+    assert pa.total_allocated_bytes() == before
+    assert torch.equal(ids, td.hash_strings(words.to_pylist()))

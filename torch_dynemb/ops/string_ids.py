@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -32,8 +33,9 @@ def hash_strings(values: Any, *, null: int | None = None) -> Tensor:
 
     Args:
         values: a list or tuple of str; a numpy array of dtype U, S, object or StringDType; a
-            pyarrow array or chunked array of strings, binary or dictionaries of them. Bytes are
-            hashed as they are.
+            pyarrow array or chunked array of strings, binary or dictionaries of them, which is read
+            where it lies; a pandas Series or Index of strings or categories. Bytes are hashed as
+            they are.
         null: id of None, NaN, as pandas has it, and Arrow's nulls; None: they raise an error.
 
     Returns:
@@ -49,8 +51,11 @@ def hash_strings(values: Any, *, null: int | None = None) -> Tensor:
     """
     if null is not None:
         null = integer("hash_strings: null", null)
-    if type(values).__module__.partition(".")[0] == "pyarrow":
+    package = type(values).__module__.partition(".")[0]
+    if package == "pyarrow":
         hashes, nulls = _of_arrow(values)
+    elif package == "pandas" and hasattr(values, "array"):
+        hashes, nulls = _of_pandas(values)
     elif isinstance(values, np.ndarray):
         hashes, nulls = _of_numpy(values.reshape(-1))
         hashes, nulls = hashes.reshape(values.shape), nulls.reshape(values.shape)
@@ -58,8 +63,8 @@ def hash_strings(values: Any, *, null: int | None = None) -> Tensor:
         hashes, nulls = _of_list(values)
     else:
         raise TypeError(
-            f"hash_strings: values is {described(values)}, expected a list, or an array of numpy "
-            "or pyarrow: a pandas Series has to_numpy()"
+            f"hash_strings: values is {described(values)}, expected a list, an array of numpy or "
+            "pyarrow, or a Series of pandas: a column of a data frame is one"
         )
     if bool(nulls.any()):
         if null is None:
@@ -72,15 +77,23 @@ def hash_strings(values: Any, *, null: int | None = None) -> Tensor:
     return hashes
 
 
-def _of_bytes(data: bytearray | np.ndarray[Any, Any], lengths: Any) -> Tensor:
-    """Hash strings that follow one another."""
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+def _of_bytes(data: Any, offsets: np.ndarray[Any, Any]) -> Tensor:
+    """Hash strings that follow one another.
+
+    Args:
+        data: a writable buffer of their bytes.
+        offsets: int64 [n + 1], where strings begin.
+    """
     content = (
         torch.frombuffer(data, dtype=torch.uint8)
         if len(data)
         else torch.empty(0, dtype=torch.uint8, device="cpu")
     )
     return farmhash([content], [torch.from_numpy(offsets)])[0]
+
+
+def _offsets(lengths: Any) -> np.ndarray[Any, Any]:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def _of_list(values: Sequence[Any]) -> tuple[Tensor, Tensor]:
@@ -90,7 +103,8 @@ def _of_list(values: Sequence[Any]) -> tuple[Tensor, Tensor]:
     except (TypeError, UnicodeEncodeError):  # an element that is not a plain str
         encoded = [_encoded(value, place) for place, value in enumerate(values)]
         nulls = torch.tensor([_is_null(value) for value in values], device="cpu")
-    return _of_bytes(bytearray(b"".join(encoded)), np.fromiter(map(len, encoded), np.int64)), nulls
+    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    return _of_bytes(bytearray(b"".join(encoded)), _offsets(lengths)), nulls
 
 
 def _encoded(value: object, place: int) -> bytes:
@@ -118,16 +132,36 @@ def _is_null(value: object) -> bool:
 def _of_numpy(values: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
     if values.dtype.kind not in "US":
         return _of_list(values.tolist())
-    if values.dtype.kind == "U":
-        try:
-            values = np.char.encode(values, "utf-8")
-        except UnicodeEncodeError:
-            return _of_list(values.tolist())  # which raises it by its place
-    width = values.dtype.itemsize
+    if values.size == 0 or values.dtype.itemsize == 0:
+        return _of_list(values.tolist())
     lengths = np.char.str_len(values)
-    letters = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), width)
-    content = letters[np.arange(width) < lengths[:, None]]
-    return _of_bytes(content, lengths), torch.zeros(len(values), dtype=torch.bool, device="cpu")
+    values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    letters = values.view(np.uint32 if values.dtype.kind == "U" else np.uint8)
+    letters = letters.reshape(len(values), -1)
+    if values.dtype.kind == "U" and letters.max() > 127:
+        return _of_list(values.tolist())  # letters of several bytes
+    content = letters[np.arange(letters.shape[1]) < lengths[:, None]]
+    nulls = torch.zeros(len(values), dtype=torch.bool, device="cpu")
+    return _of_bytes(content.astype(np.uint8, copy=False), _offsets(lengths)), nulls
+
+
+def _of_pandas(values: Any) -> tuple[Tensor, Tensor]:
+    """Hash a Series or an Index of pandas, which this module does not import."""
+    array = values.array
+    if hasattr(array, "categories"):
+        hashes, absent = _of_pandas(array.categories)
+        return _of_words(hashes, absent, torch.from_numpy(np.array(array.codes, np.int64)))
+    if "pyarrow" in (str(getattr(array.dtype, "storage", "")), str(array.dtype)[-8:-1]):
+        return _of_arrow(array.__arrow_array__())
+    return _of_list(values.to_numpy(dtype=object, na_value=None).tolist())
+
+
+def _of_words(hashes: Tensor, absent: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose the hashes of a dictionary's words; those of a negative number are null."""
+    hashes = torch.cat([hashes, hashes.new_zeros(1)])  # also of a dictionary without words
+    absent = torch.cat([absent, absent.new_ones(1)])
+    chosen = words.masked_fill(words < 0, len(hashes) - 1)
+    return hashes[chosen], absent[chosen]
 
 
 def _of_arrow(values: Any) -> tuple[Tensor, Tensor]:
@@ -145,15 +179,15 @@ def _of_arrow(values: Any) -> tuple[Tensor, Tensor]:
     if bool(nulls.all()):  # the empty array, too, which may have no buffers
         return torch.zeros(len(nulls), dtype=torch.int64, device="cpu"), nulls
     if is_dictionary:
-        hashes, absent = _of_arrow(values.dictionary)
-        words = values.indices.fill_null(0).to_numpy(zero_copy_only=False)
-        chosen = torch.from_numpy(np.array(words, dtype=np.int64))
-        return hashes[chosen], nulls | absent[chosen]
-    array = values.cast(_ARROW[kind])
+        words = values.indices.cast("int64").fill_null(-1).to_numpy(zero_copy_only=False)
+        return _of_words(*_of_arrow(values.dictionary), torch.from_numpy(np.array(words)))
+    array = values.cast(_ARROW[kind])  # letters stay where they are, but those of views
     _, offsets, content = array.buffers()
     places = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-    letters = np.frombuffer(content, np.uint8) if places[-1] > 0 else np.empty(0, np.uint8)
-    return _of_bytes(letters[places[0] : places[-1]].copy(), np.diff(places)), nulls
+    begin, size = int(places[0]), int(places[-1] - places[0])
+    # Arrow's memory is read-only, which torch warns of; nothing is written to it
+    letters = (ctypes.c_ubyte * size).from_address(content.address + begin) if size > 0 else b""
+    return _of_bytes(letters, places - begin), nulls
 
 
 __all__ = ["hash_strings"]
