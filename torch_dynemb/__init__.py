@@ -68,6 +68,7 @@ from torch_dynemb.policy.policy import FeaturePolicy, Policy
 from torch_dynemb.retrieval import (
     FrequencyNegatives,
     FullSoftmaxLoss,
+    IdNames,
     InBatchNegatives,
     SampledSoftmaxLoss,
     UniformNegatives,
@@ -114,6 +115,7 @@ __all__ = [
     "FusedOptimizer",
     "GroupFtrl",
     "HostStore",
+    "IdNames",
     "InBatchNegatives",
     "Initializer",
     "KaimingNormal",

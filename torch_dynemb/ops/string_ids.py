@@ -32,9 +32,9 @@ def hash_strings(values: Any, *, null: int | None = None) -> Tensor:
     strings lack trailing NUL letters, so those have the id of the string without them.
 
     Args:
-        values: a list or tuple of str; a numpy array of dtype U, S, object or StringDType; a
+        values: a list or tuple of str. Or a numpy array of dtype U, S, object or StringDType. Or a
             pyarrow array or chunked array of strings, binary or dictionaries of them, which is read
-            where it lies; a pandas Series or Index of strings or categories. Bytes are hashed as
+            where it lies. Or a pandas Series or Index of strings or categories. Bytes are hashed as
             they are.
         null: id of None, NaN, as pandas has it, and Arrow's nulls; None: they raise an error.
 
@@ -75,6 +75,50 @@ def hash_strings(values: Any, *, null: int | None = None) -> Tensor:
             )
         hashes.masked_fill_(nulls, null)
     return hashes
+
+
+def chosen_strings(argument: str, values: Any, places: Tensor, count: int) -> list[str | None]:
+    """Return some of the strings that :func:`hash_strings` takes; None for nulls.
+
+    Args:
+        argument: name of ``values`` in errors.
+        values: as for :func:`hash_strings`.
+        places: int64 [m], which of them.
+        count: how many ``values`` must have.
+
+    Raises:
+        TypeError: values is of another type, or an element is not a string.
+        ValueError: values has another number of strings.
+    """
+    package = type(values).__module__.partition(".")[0]
+    known = isinstance(values, list | tuple | np.ndarray)
+    if not known and package not in ("pyarrow", "pandas"):
+        raise TypeError(f"{argument} is {described(values)}, expected what hash_strings takes")
+    if isinstance(values, np.ndarray):
+        values = values.reshape(-1)
+    if len(values) != count:
+        raise ValueError(
+            f"{argument} has {len(values)} strings, expected one for each of {count} ids"
+        )
+    if isinstance(values, list | tuple):
+        some = [values[place] for place in places.tolist()]
+    elif isinstance(values, np.ndarray):
+        some = values[places.numpy()].tolist()
+    elif package == "pyarrow":
+        some = values.take(places.numpy()).to_pylist()
+    else:
+        some = values.take(places.numpy()).to_numpy(dtype=object, na_value=None).tolist()
+    return [_decoded(argument, value) for value in some]
+
+
+def _decoded(argument: str, value: object) -> str | None:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, str):
+        return str(value)
+    if _is_null(value):
+        return None
+    raise TypeError(f"{argument} has {described(value)}, expected a str, bytes or None")
 
 
 def _of_bytes(data: Any, offsets: np.ndarray[Any, Any]) -> Tensor:
@@ -190,4 +234,4 @@ def _of_arrow(values: Any) -> tuple[Tensor, Tensor]:
     return _of_bytes(letters, places - begin), nulls
 
 
-__all__ = ["hash_strings"]
+__all__ = ["chosen_strings", "hash_strings"]

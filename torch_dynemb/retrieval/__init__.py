@@ -1,6 +1,7 @@
 """The output side of retrieval models: losses over a table without a vocabulary, and search."""
 
 from torch_dynemb.retrieval.full_softmax import FullSoftmaxLoss
+from torch_dynemb.retrieval.id_names import IdNames
 from torch_dynemb.retrieval.negatives import (
     FrequencyNegatives,
     InBatchNegatives,
@@ -13,6 +14,7 @@ from torch_dynemb.retrieval.vectors import export_vectors
 __all__ = [
     "FrequencyNegatives",
     "FullSoftmaxLoss",
+    "IdNames",
     "InBatchNegatives",
     "SampledSoftmaxLoss",
     "UniformNegatives",
