@@ -66,7 +66,10 @@ def parquet(folder: Path) -> Path:
         "items": arrow.array([[n % 5, 77] if n % 2 else [] for n in range(LINES)]),
         "large": arrow.array([(1 << 64) - 1 - n % 2 for n in range(LINES)], arrow.uint64()),
         "small": arrow.array([None if n % 3 else n % 7 for n in range(LINES)], arrow.int8()),
-        "name": arrow.array(["x"] * LINES),
+        "price": arrow.array([0.5] * LINES),
+        "name": arrow.array([f"user {n % 9}" if n % 4 else None for n in range(LINES)]),
+        "brand": arrow.array([f"brand {n % 3}" for n in range(LINES)]).dictionary_encode(),
+        "words": arrow.array([["a", None, f"w{n % 2}"] for n in range(LINES)]),
     }
     path = folder / "rows.parquet"
     pytest.importorskip("pyarrow.parquet").write_table(arrow.table(columns), path)
@@ -126,7 +129,12 @@ def test_parquet(folder: Path, parquet: Path, capsys: pytest.CaptureFixture[str]
         "items": 6,
         "large": 2,
         "small": 7,
+        "name": 9,
+        "brand": 3,
+        "words": 3,
     }
+    assert plan["columns"]["name"]["missing"] == LINES - LINES // 4 * 3
+    assert plan["columns"]["words"]["lookups"] == 2 * LINES
     assert plan["columns"]["items"]["lookups"] == LINES
     assert plan["columns"]["items"]["missing"] == LINES // 2
     assert plan["columns"]["small"]["missing"] == LINES - LINES // 3
@@ -279,9 +287,9 @@ def test_wrong_files(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_wrong_parquet(parquet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, parquet, "--dim", 8, "--columns", "name")
-    assert "column 'name' has type string, expected integers or lists of them" in said
-    assert "user, items, large, small" in said
+    said = refused(capsys, parquet, "--dim", 8, "--columns", "price")
+    assert "column 'price' has type double, expected integers, strings or lists of them" in said
+    assert "user, items, large, small, name, brand, words" in said
     assert "choose among user" in refused(capsys, parquet, "--dim", 8, "--columns", "ids")
     (tmp_path / "torn").write_bytes(parquet.read_bytes()[:-7])
     assert "cannot be read as Parquet" in refused(capsys, tmp_path / "torn", "--dim", 8)

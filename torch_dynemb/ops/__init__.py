@@ -132,6 +132,7 @@ from torch_dynemb.ops.stored_cache import (  # noqa: E402
     stage_records_,
     take_slots_,
 )
+from torch_dynemb.ops.string_ids import hash_strings  # noqa: E402
 from torch_dynemb.ops.strings import farmhash, murmurhash, murmurhash64a  # noqa: E402
 from torch_dynemb.ops.tensors import (  # noqa: E402
     IndexTensors,
@@ -177,6 +178,7 @@ __all__ = [
     "find_or_insert_",
     "get_scores",
     "grow_",
+    "hash_strings",
     "id_owners",
     "ids_concat",
     "ids_partition",

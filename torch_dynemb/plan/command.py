@@ -56,8 +56,8 @@ def add_command(commands: Any) -> None:
     add(
         "--columns",
         metavar="A,B",
-        help="columns of ids: C1 to C26 and I1 to I13 of Criteo's format; integers or lists of "
-        "integers in Parquet (default: all, without I1 to I13)",
+        help="columns of ids: C1 to C26 and I1 to I13 of Criteo's format; integers, strings "
+        "or lists of them in Parquet (default: all, without I1 to I13)",
     )
     add("--lines", type=_positive, metavar="N", help="maximum number of lines (default: all)")
     add(

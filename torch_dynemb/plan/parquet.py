@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_dynemb.ops import hash_strings
 from torch_dynemb.plan.lines import (
     ColumnIds,
     LineReader,
@@ -23,7 +24,9 @@ _BATCH_LINES = 1 << 18
 def open_parquet(
     path: str, columns: Sequence[str] | None, values: Sequence[str] = ()
 ) -> LineReader:
-    """Open a Parquet file; columns of integers, or of lists of integers, hold ids.
+    """Open a Parquet file; columns of integers or strings, or of lists of them, hold ids.
+
+    Strings become ids by :func:`torch_dynemb.hash_strings`.
 
     Args:
         path: of the file.
@@ -59,22 +62,31 @@ def open_parquet(
     check_number_columns(
         path, values, [n for n, kind in kinds.items() if any(a(kind) for a in numeric)]
     )
-    of_ids = [name for name, kind in kinds.items() if types.is_integer(_item(arrow, kind))]
+    of_ids = [name for name, kind in kinds.items() if _holds_ids(types, _item(arrow, kind))]
     of_ids = [name for name in of_ids if name not in values]
     names = chosen_columns(path, columns, of_ids if columns is None else list(kinds))
     for name in names:
         if name not in of_ids:
             raise ValueError(
-                f"{path}: column {name!r} has type {kinds[name]}, expected integers or lists of "
-                f"them: choose among {', '.join(of_ids) or 'none'}, or hash it to integers first, "
-                "for example with torch_dynemb.ops.farmhash"
+                f"{path}: column {name!r} has type {kinds[name]}, expected integers, strings or "
+                f"lists of them: choose among {', '.join(of_ids) or 'none'}"
             )
     if not names:
         raise ValueError(
-            f"{path} has no column of integers or lists of integers: hash its columns to integers "
-            "first, for example with torch_dynemb.ops.farmhash"
+            f"{path} has no column of integers, strings or lists of them: write its ids as such"
         )
     return LineReader(names, lambda: _batches(arrow, file, names, values))
+
+
+def _holds_ids(types: Any, kind: Any) -> bool:
+    return types.is_integer(kind) or _holds_strings(types, kind)
+
+
+def _holds_strings(types: Any, kind: Any) -> bool:
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    strings = (types.is_string, types.is_large_string, types.is_string_view)
+    return any(is_kind(kind) for is_kind in strings)
 
 
 def _item(arrow: Any, kind: Any) -> Any:
@@ -128,6 +140,8 @@ def _numbers(arrow: Any, values: Any) -> Tensor:
 
 def _tensor(arrow: Any, values: Any) -> Tensor:
     """Convert an array without nulls to int64; values above its range wrap around."""
+    if _holds_strings(arrow.types, values.type):
+        return hash_strings(values)
     wide = values if values.type == arrow.uint64() else values.cast(arrow.int64())
     if len(wide) == 0:
         return torch.empty(0, dtype=torch.int64, device="cpu")

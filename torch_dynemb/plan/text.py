@@ -197,7 +197,7 @@ def _column(source: str, done: int, fields: Sequence[bytes], kind: _Kind, name: 
                 where = " in each line, the first one included" if name == ID_COLUMN else ""
                 raise ValueError(
                     f"{source}, line {number}: {name} is {shown}, expected {kind.word}{where}: ids "
-                    "are integers; hash strings first, for example with torch_dynemb.ops.farmhash"
+                    "are integers; write strings as a column of Parquet"
                 )
     ids = (
         torch.frombuffer(values, dtype=torch.int64)
