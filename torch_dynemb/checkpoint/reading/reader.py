@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_dynemb.checkpoint.entries import DELTA
+from torch_dynemb.checkpoint.file_names import DELTA
 from torch_dynemb.checkpoint.manifest.places import is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.plain_torch import plain_torch
