@@ -483,7 +483,7 @@ def rank_folder(rank: int, ranks: int) -> str:
     return f"r{rank:03}-of-{ranks:03}"
 
 
-def segment_file(sequence: int) -> str:
+def batch_file(sequence: int) -> str:
     """Return the name of a file of batches, given the number of its first batch."""
     return f"{sequence:020}.delta"
 
@@ -513,6 +513,7 @@ __all__ = [
     "Record",
     "RecordPlace",
     "as_tensor",
+    "batch_file",
     "chain_of",
     "decoded",
     "encoded",
@@ -521,5 +522,4 @@ __all__ = [
     "payload_of",
     "pieces_of_batch",
     "rank_folder",
-    "segment_file",
 ]

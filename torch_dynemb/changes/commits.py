@@ -21,8 +21,8 @@ from torch_dynemb.changes.payloads import (
     LOG_ROWS,
     LoggedPart,
     as_floats,
+    decoded_rows,
     kind_of,
-    rows_of,
     tables_of,
     tensors_of,
 )
@@ -196,7 +196,7 @@ def checked_rows(logged: LoggedPart, payload: Tensor, *, forms: bool = False) ->
     Raises:
         KeyError, ValueError: it has other rows.
     """
-    rows, form = rows_of(payload, LOG_ROWS if forms else ())
+    rows, form = decoded_rows(payload, LOG_ROWS if forms else ())
     rows = rows._replace(first_column=logged.part.first_column)
     name, count = logged.name, _int64(logged.name, rows.ids).shape
     dtype, columns = kind_of(logged, form)

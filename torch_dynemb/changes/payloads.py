@@ -100,7 +100,7 @@ def tensors_of_rows(rows: RowBatch, form: str | None = None) -> dict[str, Tensor
     return tensors | {score_entry(name): values for name, values in rows.scores.items()}
 
 
-def rows_of(payload: Tensor, forms: Sequence[str] = ()) -> tuple[RowBatch, str | None]:
+def decoded_rows(payload: Tensor, forms: Sequence[str] = ()) -> tuple[RowBatch, str | None]:
     """Decode a record of rows, as views.
 
     Args:
@@ -263,12 +263,12 @@ __all__ = [
     "LoggedPart",
     "as_floats",
     "check_size",
+    "decoded_rows",
     "in_form",
     "kind_of",
     "of_tables",
     "of_tensors",
     "payload_bytes",
-    "rows_of",
     "tables_of",
     "tensors_of",
     "tensors_of_rows",

@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 
 from torch_dynemb.argument_checks import integer
-from torch_dynemb.changes.batch import COMMIT_BYTES, segment_file
+from torch_dynemb.changes.batch import COMMIT_BYTES, batch_file
 from torch_dynemb.delta_log.segment import Placed, Segment
 from torch_dynemb.errors import InUseError
 from torch_dynemb.files.checksummed_files import space_errors
@@ -187,7 +187,7 @@ class DirectorySink:
 
     def _next_place(self, sequence: int) -> tuple[Path, int]:
         """Return file and offset for a batch. Cuts off a torn tail."""
-        new = self.path / segment_file(sequence)
+        new = self.path / batch_file(sequence)
         if self._end is None:
             segments = self._segments()
             if not segments:

@@ -38,7 +38,7 @@ from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.saving.increments import count_from
 from torch_dynemb.checkpoint.saving.save import check_saveable
-from torch_dynemb.delta_log.program_state import state_of
+from torch_dynemb.delta_log.program_state import decoded_state
 from torch_dynemb.delta_log.reader import LogReader
 from torch_dynemb.delta_log.sink import DeltaSink
 from torch_dynemb.distributed.together import Ranks
@@ -202,7 +202,7 @@ class Folding:
             for name, values in commit.dense.items():
                 self._dense[name] = values.clone()
             [payload] = [of.payload for of in batches[0].records if of.kind == STATE]
-            self._state = state_of(payload)
+            self._state = decoded_state(payload)
         except DamagedFileError:
             raise
         except (LookupError, RuntimeError, TypeError, ValueError) as error:

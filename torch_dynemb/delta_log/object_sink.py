@@ -10,7 +10,7 @@ import socket
 import uuid
 from collections.abc import Iterator
 
-from torch_dynemb.changes.batch import COMMIT_BYTES, segment_file
+from torch_dynemb.changes.batch import COMMIT_BYTES, batch_file
 from torch_dynemb.errors import InUseError, NewBaseNeededError
 from torch_dynemb.files.locations import Url
 
@@ -203,7 +203,7 @@ class ObjectSink:
         return sorted(int(match[1]) for match in found if match)
 
     def _batch(self, number: int) -> str:
-        return self._at(segment_file(number))
+        return self._at(batch_file(number))
 
     def _at(self, name: str) -> str:
         return str(self.url / name)

@@ -43,7 +43,7 @@ def of_state(state: Any, rank: int) -> Pieces:
     return Pieces.of(KIND, 0, of_tensors({**tensors, _VALUES: as_tensor(text)}))
 
 
-def state_of(payload: Tensor) -> Any:
+def decoded_state(payload: Tensor) -> Any:
     """Decode the record of the first rank.
 
     Args:
@@ -60,4 +60,4 @@ def state_of(payload: Tensor) -> Any:
         raise ValueError(f"the state of the program cannot be rebuilt: {error!r}") from error
 
 
-__all__ = ["of_state", "state_of"]
+__all__ = ["decoded_state", "of_state"]

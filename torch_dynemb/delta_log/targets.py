@@ -98,7 +98,7 @@ def checked_delta(
     return delta
 
 
-def check_names(commit: Commit, known: set[str]) -> None:
+def check_known_tables(commit: Commit, known: set[str]) -> None:
     """Raise ValueError if a commit changes tables that a model lacks.
 
     Args:
@@ -168,7 +168,7 @@ class _TrainedModel(WholeTarget):
             PartChange(part, delta).check()
         # a model on one of several ranks need not have a part of each table
         if all(part.ids.whole for part in parts):
-            check_names(commit, {part.name for part in parts})
+            check_known_tables(commit, {part.name for part in parts})
         own = dense_state(self._model)
         for name, values in commit.dense.items():
             mine = own.get(name)
@@ -302,7 +302,7 @@ def _name_of(part: TablePart) -> str | None:
 __all__ = [
     "FollowTarget",
     "WholeTarget",
-    "check_names",
+    "check_known_tables",
     "checked_delta",
     "nothing",
     "target_of",

@@ -11,7 +11,7 @@ from torch_dynemb.changes.commits import Commit
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.delta_log.targets import (
     WholeTarget,
-    check_names,
+    check_known_tables,
     checked_delta,
     nothing,
 )
@@ -42,7 +42,7 @@ class _LiveModel(WholeTarget):
 
     def check(self, commit: Commit) -> None:
         changes = dict(self._changes(commit))
-        check_names(commit, set(changes))
+        check_known_tables(commit, set(changes))
         check_changes(list(changes.values()), self._dense(commit))
 
     def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:

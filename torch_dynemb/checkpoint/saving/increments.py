@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import nn
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.changes.batch import Head, Pieces, pieces_of_batch, rank_folder, segment_file
+from torch_dynemb.changes.batch import Head, Pieces, batch_file, pieces_of_batch, rank_folder
 from torch_dynemb.changes.changed_parts import (
     admission_records,
     changed_records,
@@ -157,7 +157,7 @@ def write_changes(
     step = max((group.steps for group in increment.groups), default=0)
     head = Head(folder.rank, folder.ranks, 0, increment.parent, 0, 1, step, 0, 0)
     pieces = pieces_of_batch(head, [of_tables(tables), *records])
-    name = f"{rank_folder(folder.rank, folder.ranks)}/{segment_file(1)}"
+    name = f"{rank_folder(folder.rank, folder.ranks)}/{batch_file(1)}"
     return folder.write_pieces(name, pieces, len(records)), [(*of,) for of in tables]
 
 

@@ -67,7 +67,7 @@ def values_of(rows: Tensor) -> list[bytes]:
     return [text[begin : begin + size] for begin in range(0, len(text), size)]
 
 
-def by_shard(ids: Tensor, shards: int, rows: Tensor | None = None) -> Iterator[ShardOfRows]:
+def values_by_shard(ids: Tensor, shards: int, rows: Tensor | None = None) -> Iterator[ShardOfRows]:
     """Iterate over the shards of some ids, with the fields to set or to delete.
 
     Args:
@@ -89,4 +89,4 @@ def by_shard(ids: Tensor, shards: int, rows: Tensor | None = None) -> Iterator[S
         begin += each * count
 
 
-__all__ = ["DTYPES", "VERSION", "ShardOfRows", "by_shard", "shard_of", "values_of"]
+__all__ = ["DTYPES", "VERSION", "ShardOfRows", "shard_of", "values_by_shard", "values_of"]

@@ -24,7 +24,7 @@ from torch_dynemb.delta_log.redis.connection import (
     place_of,
     redis_errors,
 )
-from torch_dynemb.delta_log.redis.row_values import VERSION, by_shard
+from torch_dynemb.delta_log.redis.row_values import VERSION, values_by_shard
 from torch_dynemb.errors import InUseError, NewBaseNeededError, UnsupportedFormatError
 from torch_dynemb.parts.table_parts import PACKED
 from torch_dynemb.process.torch_modes import plain_torch
@@ -266,7 +266,7 @@ class RedisRows:
 
     def _send(self, command: str, table: str, ids: Tensor, rows: Tensor | None = None) -> None:
         assert self._shards is not None
-        fields = list(by_shard(ids, self._shards, rows))
+        fields = list(values_by_shard(ids, self._shards, rows))
 
         def queue(pipe: Any) -> None:
             for shard, items in fields:

@@ -10,7 +10,7 @@ from torch_dynemb.delta_log.follower import Dense, Follower, Log
 from torch_dynemb.delta_log.reader import LogReader, sinks_of
 from torch_dynemb.delta_log.targets import (
     WholeTarget,
-    check_names,
+    check_known_tables,
     checked_delta,
     nothing,
 )
@@ -39,7 +39,7 @@ class _FollowingPackage(WholeTarget):
         self._unused = set(manifest.unused)
 
     def check(self, commit: Commit) -> None:
-        check_names(commit, set(self._names.values()))
+        check_known_tables(commit, set(self._names.values()))
         with self._versions().reading() as loaded:
             loaded.live.check(self._changes(commit, loaded.live), self._dense(commit, loaded))
 
