@@ -33,9 +33,8 @@ SHARED = {
     "commands, each in its own command.py": "add_command run",
     "a verb of tables and of the op that does it": "fill find find_and_read read",
     "to be renamed": """
-        by_shard check_ids check_names check_values describe described differentiable gathered
-        give_up places_of read_content read_state read_tensors record_bytes rows_of segment_file
-        source_of state_of take_changes unfinished
+        check_ids check_values describe described differentiable gathered give_up places_of
+        read_content read_state read_tensors record_bytes source_of take_changes unfinished
     """,
 }
 

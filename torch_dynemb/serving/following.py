@@ -1,4 +1,4 @@
-"""Live tables that follow a delta log; see :func:`torch_dynemb.checkpoint.follow`."""
+"""Live tables that follow a delta log; see :func:`torch_dynemb.delta_log.follow`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import nullcontext
 
 from torch import Tensor, nn
 
-from torch_dynemb.checkpoint.delta_log.commits import Commit
-from torch_dynemb.checkpoint.delta_log.targets import (
+from torch_dynemb.changes.commits import Commit
+from torch_dynemb.checkpoint.saving.dense_state import dense_state
+from torch_dynemb.delta_log.targets import (
     WholeTarget,
-    check_names,
+    check_known_tables,
     checked_delta,
     nothing,
 )
-from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.nn.module_kinds import register_module
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.parts.table_parts import table_name
@@ -42,7 +42,7 @@ class _LiveModel(WholeTarget):
 
     def check(self, commit: Commit) -> None:
         changes = dict(self._changes(commit))
-        check_names(commit, set(changes))
+        check_known_tables(commit, set(changes))
         check_changes(list(changes.values()), self._dense(commit))
 
     def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from torch_dynemb.checkpoint.entries import MANIFEST, is_own
+from torch_dynemb.checkpoint.file_names import MANIFEST, is_own
 from torch_dynemb.checkpoint.manifest.claim import Claim, Writer, remove_begun, writer_of
 from torch_dynemb.checkpoint.manifest.file import read_content, read_manifest
 from torch_dynemb.checkpoint.manifest.records import Manifest

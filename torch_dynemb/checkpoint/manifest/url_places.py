@@ -16,7 +16,7 @@ import re
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 
-from torch_dynemb.checkpoint.entries import MANIFEST
+from torch_dynemb.checkpoint.file_names import MANIFEST
 from torch_dynemb.checkpoint.manifest.file import read_content
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.errors import DamagedFileError

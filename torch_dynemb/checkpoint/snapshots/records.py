@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_dynemb.checkpoint.manifest.records import SavedFile, canonical
+from torch_dynemb.checkpoint.manifest.records import canonical
 from torch_dynemb.errors import DamagedStoreError, UnsupportedFormatError
 from torch_dynemb.files.checksummed_files import (
     ChecksummedWriter,
@@ -21,6 +21,7 @@ from torch_dynemb.files.checksummed_files import (
     space_errors,
 )
 from torch_dynemb.files.disk import Disk
+from torch_dynemb.parts.saved_tables import SavedFile
 
 VERSION = 1
 _SNAPSHOT = "torch_dynemb snapshot"

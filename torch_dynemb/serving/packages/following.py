@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from torch_dynemb.checkpoint.delta_log.commits import Commit
-from torch_dynemb.checkpoint.delta_log.follower import Dense, Follower, Log
-from torch_dynemb.checkpoint.delta_log.reader import LogReader, sinks_of
-from torch_dynemb.checkpoint.delta_log.targets import (
+from torch_dynemb.changes.commits import Commit
+from torch_dynemb.delta_log.follower import Dense, Follower, Log
+from torch_dynemb.delta_log.reader import LogReader, sinks_of
+from torch_dynemb.delta_log.targets import (
     WholeTarget,
-    check_names,
+    check_known_tables,
     checked_delta,
     nothing,
 )
@@ -39,7 +39,7 @@ class _FollowingPackage(WholeTarget):
         self._unused = set(manifest.unused)
 
     def check(self, commit: Commit) -> None:
-        check_names(commit, set(self._names.values()))
+        check_known_tables(commit, set(self._names.values()))
         with self._versions().reading() as loaded:
             loaded.live.check(self._changes(commit, loaded.live), self._dense(commit, loaded))
 
@@ -73,8 +73,8 @@ def follower_of(
     Args:
         folder: of the package.
         manifest: of the package.
-        log: as in :func:`torch_dynemb.checkpoint.follow`.
-        dense: treatment of the dense state, as in :func:`torch_dynemb.checkpoint.follow`.
+        log: as in :func:`torch_dynemb.delta_log.follow`.
+        dense: treatment of the dense state, as in :func:`torch_dynemb.delta_log.follow`.
         versions: returns the copies that the commits change.
 
     Raises:
