@@ -17,8 +17,8 @@ from torch_dynemb.checkpoint.reading.checked_rows import CheckedRows
 from torch_dynemb.files.locations import Location
 from torch_dynemb.ops.columns import SKETCH_ROWS
 from torch_dynemb.optim.base import StateTensor
-from torch_dynemb.parts.sketches import combined_sketch
 from torch_dynemb.rows.column_shards import whole_rows
+from torch_dynemb.rows.sketches import combined_sketch
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.row_batch import RowBatch
 

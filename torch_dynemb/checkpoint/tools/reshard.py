@@ -50,8 +50,8 @@ from torch_dynemb.files.locations import Location, checked_location, prefix_of
 from torch_dynemb.files.tensor_file import TensorShape
 from torch_dynemb.files.uploads import disk_of, limits_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, TABLE_COLUMNS, Table
-from torch_dynemb.parts.sketches import combined_sketch
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.rows.sketches import combined_sketch
 from torch_dynemb.table.shards import IdSlots
 
 _DISK = Disk()
