@@ -122,7 +122,7 @@ TENSORS: dict[str, tuple[str, str, Callable[[Tensor], None], str, str]] = {
         "exact",
         "above 2.62: 46116",
     ),
-    "an id counted twice": (COUNTED, "id", twice, "other", "counts an id twice"),
+    "an id counted twice": (COUNTED, "id", twice, "other", "two counts of an id"),
     "a negative sketch": (SKETCHED, "sketch", put((0, 0), -1), "other", "'sketch'.*negative"),
     "buckets beyond": (GROUP, "tables", put((0, Table.BUCKET_COUNT), 1 << 40), "exact", "buckets"),
     "no buckets": (GROUP, "tables", put((0, Table.BUCKET_COUNT), 0), "exact", "'tables' says 0"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torch_dynemb.ops.columns import SKETCH_ROWS
-from torch_dynemb.parts.sketches import combined_sketch
+from torch_dynemb.rows.sketches import combined_sketch
 from torch_dynemb.table.shards import IdSlots
 
 pytestmark = pytest.mark.cpu_only("about tensors of the CPU")

@@ -187,7 +187,7 @@ def test_ids_that_wait_for_admission_go_on_counting() -> None:
 BAD = {
     "an id twice": (
         lambda: migrate.read_tensors(torch.tensor([4, 9, 4]), rows(3)),
-        "read_tensors has id 4 more than once, and 1 ids too many",
+        "'embedding' gets from read_tensors an id twice: 4, and 1 ids too many: keep one row",
     ),
     "other columns": (
         lambda: migrate.read_tensors(IDS, rows()[:, :3]),
@@ -217,7 +217,7 @@ BAD = {
     ),
     "too many ids": (
         lambda: migrate.read_tensors(torch.arange(500), rows(500)),
-        "no room for 500 ids, only for 300",
+        "gets from read_tensors 500 ids for this part, but has room for 300: give it a larger",
     ),
     "rows that are not floats": (
         lambda: Given([batch(IDS, torch.zeros(5, DIM, dtype=torch.int64))]),

@@ -163,12 +163,12 @@ STAGES = {
     "ids": ("torch_dynemb.torchrec.resharding.old_shards.read_entries", 1),
     "facts": ("torch_dynemb.torchrec.resharding.moves.facts_of", 0),
     "counts": ("torch_dynemb.torchrec.resharding.moved_table.counts_in_order", 0),
-    "choice": ("torch_dynemb.torchrec.resharding.moved_table.check_ids", 0),
+    "choice": ("torch_dynemb.rows.into_part.IntoPart.take", 0),
     "room": ("torch_dynemb.rows.loader.RowLoader.begin", 0),
     "reads": ("torch_dynemb.torchrec.resharding.old_shards.read_rows", 1),
     "writes": ("torch_dynemb.rows.loader.RowLoader.write", 1),
     "ids of rows": ("torch_dynemb.rows.loader.RowLoader.publish", 1),
-    "clocks": ("torch_dynemb.torchrec.resharding.moves.set_optimizer_steps", 0),
+    "clocks": ("torch_dynemb.rows.into_part.set_optimizer_steps", 0),
 }
 
 

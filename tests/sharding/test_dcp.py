@@ -66,11 +66,14 @@ def test_rows_that_a_rank_reads_end_where_saved_pieces_do() -> None:
 def test_ids_that_a_table_cannot_have_are_refused_before_a_change(two_ranks: Ranks) -> None:
     for result in two_ranks.run(load_unfit):
         error, changed = result["capacity"]
-        assert "table 'ads' has no room for " in error
+        assert "table 'ads' was saved with " in error
+        assert " ids for this part, but has room for " in error
         assert "give it a larger capacity" in error
         assert not changed
         error, changed = result["padding"]
-        assert "table 'ads' has the padding id 7, but the load has a row for it" in error
+        assert (
+            "'ads' was saved with a row for id 7, which is the padding id of the model's" in error
+        )
         assert not changed
 
 

@@ -73,7 +73,7 @@ def test_an_id_twice_is_found_by_one_rank_and_raised_by_all(two_ranks: Ranks) ->
     ids[7] = ids[9]
     sources[path_of(kinds[0])] = (ids, *others)  # type: ignore[assignment]
     found = two_ranks.run(load_tensors, kinds, "adagrad", sources)
-    assert all(f"has id {int(ids[7])} more than once" in of.error for of in found)
+    assert all(f"gets from read_tensors an id twice: {int(ids[7])}, " in of.error for of in found)
     untouched = two_ranks.run(load_tensors, kinds, "adagrad", {})
     for mine, theirs in zip(found, untouched, strict=True):
         for one, other in zip(mine.after, theirs.after, strict=True):

@@ -41,7 +41,7 @@ import torch_dynemb as td
 from torch_dynemb.checkpoint import LoadReport
 from torch_dynemb.distributed.owners import part_of
 from torch_dynemb.ops.columns import Table
-from torch_dynemb.parts.sketches import combined_sketch
+from torch_dynemb.rows.sketches import combined_sketch
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 

@@ -20,8 +20,8 @@ from torch_dynemb.changes.payloads import (
 from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.ops.columns import Table
 from torch_dynemb.parts.saved_tables import NO_GROUP, SavedPart, described_table
-from torch_dynemb.parts.sketches import sketch_cells
 from torch_dynemb.parts.table_parts import TablePart
+from torch_dynemb.rows.sketches import sketch_cells
 from torch_dynemb.rows.tensor_names import COUNT, ID
 from torch_dynemb.rows.tensor_names import SKETCH as CELLS
 from torch_dynemb.table.changes import ChangedIds, Changes, copy_rows

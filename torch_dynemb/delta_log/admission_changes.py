@@ -15,8 +15,8 @@ from torch_dynemb.changes.batch import CHANGED_CELLS, CHANGED_COUNTS, Pieces
 from torch_dynemb.changes.changed_parts import admission_records
 from torch_dynemb.changes.payloads import of_tensors
 from torch_dynemb.ops.columns import BUCKET_WIDTH
-from torch_dynemb.parts.sketches import sketch_cells
 from torch_dynemb.parts.table_parts import TablePart
+from torch_dynemb.rows.sketches import sketch_cells
 from torch_dynemb.rows.tensor_names import COUNT, ID, PLACE
 from torch_dynemb.rows.tensor_names import SKETCH as CELLS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import torch.distributed as dist
@@ -13,12 +14,11 @@ from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.saving.increments import count_from
 from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.migrate.source import Source
-from torch_dynemb.migrate.target import Clocks, Target
+from torch_dynemb.migrate.target import Target
 from torch_dynemb.parts.table_parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.parts.whole_tables import check_whole
-from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.process.torch_modes import plain_torch
-from torch_dynemb.rows.loader import RowLoader, undone_after_error
+from torch_dynemb.rows.into_part import loaders_of, publish_all, replace_content
 
 NonFinite = Literal["error", "keep"]
 Sources = Source | Mapping[str, Source]
@@ -147,37 +147,21 @@ def load(
         return targets
 
     targets = ranks.run(checked)
-    groups = groups_of([target.part for target in targets])
-    clocks = Clocks.latest(ranks.gather([target.clocks for target in targets]))
-    loaders = {
-        id(group): RowLoader(
-            group.tables,
-            {of.part.table: of.ids.numel() for of in targets if of.part.group is group},
-        )
-        for group in groups
-    }
+    found, into = [target.part for target in targets], [target.into for target in targets]
+    gathered = ranks.gather([(of.step, of.now) for of in into])
+    latest = [max(every) for every in zip((0, 0), *chain(*gathered), strict=True)]
+    for of in into:
+        of.step, of.now = latest
 
     def write() -> None:
-        end_steps([target.part for target in targets])
-        for loader in loaders.values():
-            loader.begin()
         for target in targets:
-            target.write(loaders[id(target.part.group)], batch_size)
+            target.write(batch_size)
 
-    def publish() -> None:
-        for group in groups:
-            clocks.set(group)
-        for target in targets:
-            target.publish(loaders[id(target.part.group)])
-        for loader in loaders.values():
-            loader.end()
-
-    with undone_after_error(loaders.values()) as done:
-        ranks.run(write)
-        with defer_signals():
-            ranks.run(publish)
-            done()
-    ranks.run(lambda: count_from(groups, None))
+    ranks.run(lambda: end_steps(found))
+    replace_content(
+        ranks, loaders_of(into), lambda: ranks.run(write), lambda: publish_all(into, forward=True)
+    )
+    ranks.run(lambda: count_from(groups_of(found), None))
     return _told(ranks, targets)
 
 
@@ -224,7 +208,7 @@ def _by_table(given: dict[str, Source] | Source, names: list[str]) -> dict[str, 
 
 def _told(ranks: Ranks, targets: list[Target]) -> dict[str, MigratedTable]:
     here = [
-        (of.part.name, of.part.first_column, MigratedTable(of.ids.numel(), of.fresh, of.left_out))
+        (of.part.name, of.part.first_column, MigratedTable(of.into.count, of.fresh, of.left_out))
         for of in targets
     ]
     result: dict[str, MigratedTable] = {}

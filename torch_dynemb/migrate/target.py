@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -14,40 +13,11 @@ from torch_dynemb.migrate.source import Source, SourceRows, checked
 from torch_dynemb.ops.columns import MAX_COUNT, Clock
 from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
-from torch_dynemb.rows.loader import RowLoader, check_ids
+from torch_dynemb.rows.into_part import IntoPart
 from torch_dynemb.table import RowBatch, content
-from torch_dynemb.table.clock import set_time
 from torch_dynemb.table.content import CountedIds
-from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.score_check import check_score, check_waiting
+from torch_dynemb.table.score_check import check_score
 from torch_dynemb.table.state_check import check_counts
-
-
-class Clocks(NamedTuple):
-    """Clocks of a table.
-
-    Attributes:
-        step: training steps.
-        now: Unix time in seconds; 0: unknown.
-    """
-
-    step: int
-    now: int
-
-    @staticmethod
-    def latest(told: Sequence[Sequence[Clocks]]) -> Clocks:
-        """Return the latest clocks of the tables of all ranks."""
-        every = [clocks for of_rank in told for clocks in of_rank]
-        return Clocks(
-            max((of.step for of in every), default=0), max((of.now for of in every), default=0)
-        )
-
-    def set(self, group: TableGroup) -> None:
-        """Advance the clocks of a group to these; later clocks stay."""
-        clock = group.index.clock
-        clock[Clock.STEP] = max(self.step, int(clock[Clock.STEP]))
-        if group.config.keeps_time:
-            set_time(group.tables, max(self.now, int(clock[Clock.NOW])))
 
 
 class Target:
@@ -62,8 +32,7 @@ class Target:
         part: as given.
         fresh: content that starts with initial values.
         left_out: content of the source that the table does not keep.
-        ids: int64 [n], ids of the part, on the CPU, after :meth:`read`.
-        clocks: clocks of the scores, after :meth:`read`.
+        into: its ids, on the CPU, and the clock of their scores, after :meth:`read`.
 
     Raises:
         ValueError: the source does not fit the table.
@@ -94,9 +63,8 @@ class Target:
         fresh += [f"score {word}" for word in words if word not in self._scores]
         left_out += [f"score {word}" for word in source.scores if word not in words]
         self.fresh, self.left_out = tuple(fresh), tuple(left_out)
-        self.ids = torch.empty(0, dtype=torch.int64, device="cpu")
-        self.clocks = Clocks(0, 0)
-        self._waiting: CountedIds | None = None
+        where = f"{self._where} gets from {source.name}"
+        self.into = IntoPart(part.group.tables, part.table, where, part.ids)
 
     def _state_of(self, wanted: bool, fresh: list[str], left_out: list[str]) -> tuple[str, ...]:
         """Return the names of the optimizer state to load: all of it, or none."""
@@ -147,7 +115,7 @@ class Target:
         Raises:
             TypeError, ValueError: the source is damaged, or does not fit the table.
         """
-        found, step, newest = [self.ids], self._source.step or 0, 0
+        step, newest = self._source.step or 0, 0
         for batch in self._source.batches(size):
             good = checked(self._source, batch, self.part.embedding_dim, finite=finite)
             self._check_state(good)
@@ -156,23 +124,18 @@ class Target:
                 if word in self._scores and values.numel() > 0:
                     step = max(step, int(values.max())) if word == "step" else step
                     newest = max(newest, int(values.max())) if word == "timestamp" else newest
-            ids = good.batch.ids
-            found.append(ids[self.part.ids.owned(ids)].clone())
-        self.ids = torch.cat(found)
-        del found
-        ordered = self.ids.sort().values
-        twice = (ordered[1:] == ordered[:-1]).nonzero()
-        if twice.numel() > 0:
-            raise ValueError(
-                f"{self._source.name} has id {int(ordered[twice[0, 0]])} more than once, and "
-                f"{twice.numel()} ids too many: keep one row of each id"
-            )
-        check_ids(self.part.group.tables, self.part.table, self.ids)
+            self.into.take(RowBatch.without_rows(good.batch.ids.clone()))
+        self.into.taken = [self.into.whole]
+        self.into.check_distinct()
+        self.into.check_room()
         now = self._source.now or newest
         if now == 0 and self.part.group.config.keeps_time:
             now = int(self.part.group.index.clock[Clock.NOW]) or int(time.time())
-        self.clocks = Clocks(step, max(now, newest))
-        self._waiting = self._waiting_ids()
+        self.into.step, self.into.now = step, max(now, newest)
+        self._take_waiting()
+        optimizer = self.part.optimizer
+        if optimizer is not None and (self._state or not optimizer.state):
+            self.into.optimizer_steps = self._source.optimizer_steps or 0
 
     def _check_state(self, given: SourceRows) -> None:
         optimizer = self.part.optimizer
@@ -193,15 +156,14 @@ class Target:
     def _check_scores(self, given: SourceRows) -> None:
         for word in self._scores:
             values = given.batch.scores[word]
-            check_score(given.where, word, values, self._source.step or 0)
+            check_score(f"{given.where} has", word, values, self._source.step or 0)
             if values.numel() > 0 and word != "custom" and int(values.max()) > MAX_COUNT:
                 raise ValueError(
                     f"{given.where} has {word} {int(values.max())} of an id, expected at most "
                     f"{MAX_COUNT}: repair it, or give scores=False"
                 )
 
-    def _waiting_ids(self) -> CountedIds | None:
-        """Return the ids of the part that wait for admission."""
+    def _take_waiting(self) -> None:
         counted, rule = self._source.waiting(), self.part.config.policy.admission
         exact = isinstance(rule, AdmitFrequent) and rule.half_life_ticks == 0
         if counted is None or not exact:
@@ -209,55 +171,32 @@ class Target:
                 self.fresh += ("counts of admission",)
             if counted is not None:
                 self.left_out += ("counts of admission",)
-            return None
-        counted = CountedIds(counted.ids.cpu(), counted.counts.cpu())
-        check_waiting(self._source.name, counted.ids, counted.counts)
-        own = self.part.ids.owned(counted.ids)
-        own &= ~torch.isin(counted.ids, self.ids)  # ids with a row no longer wait
-        return CountedIds(counted.ids[own], counted.counts[own])
+            return
+        ids, counts = counted.ids.cpu(), counted.counts.cpu()
+        waiting = ~torch.isin(ids, self.into.whole.ids)  # ids with a row no longer wait
+        self.into.take_counted([CountedIds(ids[waiting], counts[waiting])])
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def write(self, loader: RowLoader, size: int) -> None:
-        """Write the rows into unused slots; :meth:`publish` assigns them to ids.
+    def write(self, size: int) -> None:
+        """Write the rows into unused slots.
 
         Args:
-            loader: of the table.
             size: rows of a batch.
 
         Raises:
             RuntimeError: the disk of the rows is full, or fails.
             ReplacedError: the source has changed since :meth:`read`.
         """
-        device, begin = self.part.group.device, 0
+        device, begin, ids = self.part.group.device, 0, self.into.whole.ids
         for block in self._blocks(size):
             end = begin + block.ids.numel()
-            if not torch.equal(block.ids, self.ids[begin:end]):
+            if not torch.equal(block.ids, ids[begin:end]):
                 break
-            moved = block.to(device).each(Tensor.contiguous)
-            loader.write(self.part.table, moved, begin)
+            self.into.write(block.to(device).each(Tensor.contiguous), begin)
             begin = end
-        if begin != self.ids.numel():
+        if begin != ids.numel():
             raise ReplacedError(f"{self._source.name} has changed while it was read: load it again")
-
-    def publish(self, loader: RowLoader) -> None:
-        """Assign the written rows to their ids.
-
-        Args:
-            loader: of the table.
-
-        Raises:
-            NoRoomError: memory is short.
-        """
-        loader.publish(self.part.table, [self.ids], self._waiting)
-        steps = self._optimizer_steps()
-        content.set_optimizer_steps(self.part.group.tables, self.part.table, steps)
-
-    def _optimizer_steps(self) -> int:
-        """Return the number of updates that belongs to the loaded state."""
-        optimizer = self.part.optimizer
-        begins_anew = optimizer is None or (optimizer.state and not self._state)
-        return 0 if begins_anew else self._source.optimizer_steps or 0
 
     def _blocks(self, size: int) -> Iterator[RowBatch]:
         """Iterate over the rows of the part's ids, with the part's columns."""
@@ -278,4 +217,4 @@ class Target:
             yield some if self.part.ids.whole else some.picked(self.part.ids.owned(batch.ids))
 
 
-__all__ = ["Clocks", "Target"]
+__all__ = ["Target"]

@@ -55,31 +55,6 @@ _IDS_AT_ONCE = 1 << 20
 _INDEX_BYTES = 2 * 8 * BUCKET_WORDS // BUCKET_WIDTH  # per id, in an index that is half full
 
 
-def check_ids(tables: Tables, table: int, ids: Tensor) -> None:
-    """Check ids before anything changes: a load of them can then fail for memory only.
-
-    Args:
-        tables: of the group.
-        table: its number.
-        ids: int64 [n], the ids to load.
-
-    Raises:
-        ValueError: the table has too small a capacity, or ids has its padding id.
-    """
-    config = tables.config.tables[table]
-    bound = tables.config.capacity_bound(table)
-    if bound is not None and ids.numel() > bound:
-        raise ValueError(
-            f"table {config.name!r} has no room for {ids.numel()} ids, only for {bound}: give it "
-            "a larger capacity"
-        )
-    if config.padding_idx is not None and bool((ids == config.padding_idx).any()):
-        raise ValueError(
-            f"table {config.name!r} has the padding id {config.padding_idx}, but the load has a "
-            "row for it: give the table the padding_idx it was saved with"
-        )
-
-
 class RowLoader:
     """Replacement of the content of some tables of a group; see the module.
 
@@ -398,4 +373,4 @@ def undone_after_error(loaders: Iterable[RowLoader]) -> Iterator[Callable[[], No
                 loader.unlock()
 
 
-__all__ = ["RowLoader", "check_ids", "undone_after_error"]
+__all__ = ["RowLoader", "undone_after_error"]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_dynemb.ops.columns import SKETCH_ROWS, PolicyColumn
 from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.table import row_access
 from torch_dynemb.table.row_batch import RowBatch
@@ -89,6 +90,13 @@ def read_counts(tables: Tables, table: int) -> CountedIds | None:
     return CountedIds(ids, counts + 1)  # stored like handles, where 0 means an empty slot
 
 
+def sketch_of(tables: Tables, table: int) -> Tensor:
+    """Return the cells of a table's admission sketch, int32 [SKETCH_ROWS, width], a view."""
+    of_policy = tables.config.layout.rows[table]
+    begin, width = of_policy[PolicyColumn.SKETCH_BEGIN], of_policy[PolicyColumn.SKETCH_WIDTH]
+    return tables.index.sketch[begin : begin + SKETCH_ROWS * width].view(SKETCH_ROWS, width)
+
+
 def optimizer_steps(tables: Tables, table: int) -> int:
     """Return the number of updates of a table's optimizer."""
     return int(tables.rows.row_clock[table])
@@ -108,4 +116,5 @@ __all__ = [
     "read_entries",
     "score_names",
     "set_optimizer_steps",
+    "sketch_of",
 ]

@@ -11,7 +11,7 @@ def check_score(where: str, word: str, values: Tensor, step: int) -> None:
     """Raise ValueError for scores that eviction would misread.
 
     Args:
-        where: owner of the scores, for the message.
+        where: beginning of errors, such as ``"table 'ads' was saved with"``.
         word: the score; times and custom scores may be any numbers.
         values: int64 [n], of the CPU.
         step: of the clock.
@@ -21,24 +21,22 @@ def check_score(where: str, word: str, values: Tensor, step: int) -> None:
     least, most = int(values.min()), int(values.max())
     if word == "step" and (least < 0 or least <= step - STEP_AGES):
         raise ValueError(
-            f"{where} has an id of step {least}, expected 0 or more, and less than 2^32 before "
+            f"{where} an id of step {least}, expected 0 or more, and less than 2^32 before "
             f"{step}, the step of its clock"
         )
     if word == "decayed" and not NEVER_OCCURRED <= least <= most <= MAX_COUNT:
         wrong = least if least < NEVER_OCCURRED else most
-        raise ValueError(
-            f"{where} has an id with a decayed count of {wrong}, expected -2^62 to 2^62"
-        )
+        raise ValueError(f"{where} an id with a decayed count of {wrong}, expected -2^62 to 2^62")
     if word == "frequency" and not 0 <= least <= most <= MAX_COUNT:
         wrong = least if least < 0 else most
-        raise ValueError(f"{where} has an id of frequency {wrong}, expected 0 to {MAX_COUNT}")
+        raise ValueError(f"{where} an id of frequency {wrong}, expected 0 to {MAX_COUNT}")
 
 
 def check_waiting(where: str, ids: Tensor, counts: Tensor) -> None:
     """Raise ValueError unless ids below admission are distinct and have valid counts.
 
     Args:
-        where: owner of the ids, for the message.
+        where: beginning of errors, such as ``"table 'ads' was saved with"``.
         ids, counts: int64 [n].
     """
     if ids.numel() == 0:
@@ -46,9 +44,9 @@ def check_waiting(where: str, ids: Tensor, counts: Tensor) -> None:
     least, most = int(counts.min()), int(counts.max())
     if not 1 <= least <= most <= MAX_COUNT:
         wrong = least if least < 1 else most
-        raise ValueError(f"{where} has the count {wrong} of an id, expected 1 to {MAX_COUNT}")
+        raise ValueError(f"{where} the count {wrong} of an id, expected 1 to {MAX_COUNT}")
     if ids.unique().numel() != ids.numel():
-        raise ValueError(f"{where} counts an id twice")
+        raise ValueError(f"{where} two counts of an id")
 
 
 __all__ = ["check_score", "check_waiting"]

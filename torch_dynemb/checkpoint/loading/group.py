@@ -9,10 +9,9 @@ from torch_dynemb import ops
 from torch_dynemb.checkpoint.loading.part import PartLoad, Stream
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
 from torch_dynemb.errors import HostMemoryError, NoRoomError
-from torch_dynemb.ops.columns import Clock, Table
+from torch_dynemb.ops.columns import Table
+from torch_dynemb.rows.into_part import publish_all
 from torch_dynemb.rows.loader import RowLoader
-from torch_dynemb.table import content
-from torch_dynemb.table.clock import set_time
 from torch_dynemb.table.group import TableGroup
 
 
@@ -125,7 +124,7 @@ class RowsLoad(GroupLoad):
 
     @property
     def counts(self) -> list[int]:
-        return [part.count for part in self._parts]
+        return [part.into.count for part in self._parts]
 
     @property
     def evicted(self) -> list[int]:
@@ -135,6 +134,8 @@ class RowsLoad(GroupLoad):
         for part in self._parts:
             part.choose()
         super().choose()
+        for part in self._parts:
+            part.into.loader = self.loader
 
     def check(self) -> None:
         for part in self._parts:
@@ -142,24 +143,10 @@ class RowsLoad(GroupLoad):
 
     def stream(self) -> None:
         for part in self._parts:
-            part.stream(self.loader)
+            part.stream()
 
     def publish(self) -> None:
-        tables = self._tables
-        for part in self._parts:
-            part.publish(self.loader)
-        step = max(plan.saved.step for plan in self.plans)
-        now = max(plan.saved.now for plan in self.plans)
-        if len(self.plans) < len(tables.config.tables):
-            step = max(step, int(tables.index.clock[Clock.STEP]))
-            now = max(now, int(tables.index.clock[Clock.NOW]))
-        now = now or int(tables.index.clock[Clock.NOW])  # 0: the saved tables kept no time
-        tables.index.clock[Clock.STEP] = step
-        if tables.config.keeps_time:
-            set_time(tables, now)
-        for plan in self.plans:
-            content.set_optimizer_steps(tables, plan.part.table, plan.optimizer_steps)
-        self.loader.end()
+        publish_all(part.into for part in self._parts)
 
 
 __all__ = ["GroupLoad", "RowsLoad"]

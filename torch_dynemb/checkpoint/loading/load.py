@@ -35,9 +35,8 @@ from torch_dynemb.files.locations import Location, checked_location
 from torch_dynemb.parts.saved_tables import SavedTable
 from torch_dynemb.parts.table_parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.parts.whole_tables import check_whole
-from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.process.torch_modes import one_thread, plain_torch
-from torch_dynemb.rows.loader import undone_after_error
+from torch_dynemb.rows.into_part import replace_content
 from torch_dynemb.table.group import TableGroup
 
 
@@ -345,16 +344,17 @@ def _load_tables(
             return loads
 
         loads = ranks.run(chosen)
-        with undone_after_error([load.loader for load in loads]) as done:
-            # rows are streamed into unused rows first; only tables without room for both are
-            # cleared
-            ranks.run(lambda: _begin(loads))
+        ranks.run(lambda: end_steps([plan.part for plan in plans]))
+
+        def write() -> None:
             with one_thread():
                 ranks.run(lambda: _each(load.stream for load in loads))
-            with defer_signals():
-                ranks.run(lambda: _each(load.publish for load in loads))
-                ranks.run(finish)
-                done()
+
+        def publish() -> None:
+            _each(load.publish for load in loads)
+
+        # rows are streamed into unused rows first; only tables without room for both are cleared
+        replace_content(ranks, [load.loader for load in loads], write, publish, finish)
     return loads
 
 
@@ -371,12 +371,6 @@ def _load_of(
     if saved is None:
         return RowsLoad(group, plans, stream)
     return ExactLoad(group, plans, manifest.groups[saved], stream)
-
-
-def _begin(loads: Sequence[GroupLoad]) -> None:
-    end_steps([plan.part for load in loads for plan in load.plans])
-    for load in loads:
-        load.loader.begin()
 
 
 def _each(steps: Iterable[Callable[[], None]]) -> None:

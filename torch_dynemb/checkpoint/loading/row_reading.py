@@ -23,12 +23,10 @@ class Chosen(NamedTuple):
 
     Attributes:
         source: the saved part; None: the later changes.
-        ids: int64 [n].
         places: int64 [n], their rows in the source; None: all rows.
     """
 
     source: SavedPart | None
-    ids: Tensor
     places: Tensor | None
 
 

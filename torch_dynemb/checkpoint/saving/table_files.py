@@ -31,7 +31,7 @@ from torch_dynemb.files.tensor_file import TensorShape, header_of
 from torch_dynemb.files.uploads import limits_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, Table
 from torch_dynemb.parts.saved_tables import SavedFile, SavedPart
-from torch_dynemb.parts.sketches import sketch_cells
+from torch_dynemb.rows.sketches import sketch_cells
 from torch_dynemb.rows.tensor_names import COUNT, ID, SKETCH, WEIGHT, score_entry, state_entry
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import IdSlots

@@ -20,9 +20,9 @@ from torch_dynemb.checkpoint.tools.reshard import split_of, write_parts
 from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.files.locations import checked_location
 from torch_dynemb.optim.base import StateTensor
-from torch_dynemb.parts.merged_ids import outside
 from torch_dynemb.parts.saved_tables import SavedPart, SavedTable
 from torch_dynemb.process.torch_modes import plain_torch
+from torch_dynemb.rows.into_part import outside
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.row_batch import RowBatch
 

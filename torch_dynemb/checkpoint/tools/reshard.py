@@ -37,9 +37,9 @@ from torch_dynemb.files.tensor_file import TensorShape
 from torch_dynemb.files.uploads import disk_of, limits_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, TABLE_COLUMNS, Table
 from torch_dynemb.parts.saved_tables import NO_GROUP, SavedFile, SavedPart, SavedTable
-from torch_dynemb.parts.sketches import combined_sketch
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.process.torch_modes import plain_torch
+from torch_dynemb.rows.sketches import combined_sketch
 from torch_dynemb.rows.tensor_names import COUNT, ID, SKETCH
 from torch_dynemb.table.shards import IdSlots
 

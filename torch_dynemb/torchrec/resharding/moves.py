@@ -15,17 +15,13 @@ from typing import NamedTuple
 
 from torch_dynemb.checkpoint.saving.increments import keep_recording, records_increments
 from torch_dynemb.distributed.together import Ranks
-from torch_dynemb.ops.columns import Clock
 from torch_dynemb.optim import FusedOptimizer
 from torch_dynemb.parts.table_parts import table_name
-from torch_dynemb.process.interrupts import defer_signals
-from torch_dynemb.rows.loader import RowLoader, undone_after_error
-from torch_dynemb.table.clock import set_time
-from torch_dynemb.table.content import set_optimizer_steps
+from torch_dynemb.rows.into_part import loaders_of, publish_all, raise_first, replace_content
+from torch_dynemb.rows.loader import RowLoader
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.shards import TableShard
 from torch_dynemb.table.undisturbed import Undisturbed
-from torch_dynemb.torchrec.resharding.moved_table import MovedTable, NewShard
+from torch_dynemb.torchrec.resharding.moved_table import MovedTable
 from torch_dynemb.torchrec.resharding.old_shards import OldRows, OldShard, facts_of
 from torch_dynemb.torchrec.sharding.tables import ShardTables
 from torch_dynemb.torchrec.state.module_state import ModuleState
@@ -88,6 +84,8 @@ def move_tables(moves: Sequence[CollectionMove], ranks: Ranks) -> dict[str, Resh
             of_table = [fact for of_rank in gathered for fact in of_rank[k][name]]
             moved[one.move.name_of(name)] = one.moved(name, of_table)
     tables = list(moved.values())
+    # rows of a group lie in the order of its tables after a load, too
+    parts = sorted((of for table in tables for of in table.parts.values()), key=lambda of: of.table)
     for table in tables:
         table.check()
 
@@ -95,38 +93,31 @@ def move_tables(moves: Sequence[CollectionMove], ranks: Ranks) -> dict[str, Resh
         for table in tables:
             table.prepare()
 
-    def choose() -> dict[int, RowLoader]:
+    def choose() -> list[RowLoader]:
         for table in tables:
             table.choose()
-        return _loaders(tables)
+        return loaders_of(parts)
 
     ranks.run(prepare)
     for table in tables:
         table.send_ids()
     loaders = ranks.run(choose)
 
-    def begin() -> None:
-        for loader in loaders.values():
-            loader.begin()
-
-    def check_written(failures: Sequence[Exception | None]) -> None:
-        for failure in failures:
-            if failure is not None:
-                raise failure
-        reading.check()
+    def write() -> None:
+        failures = [table.send_rows() for table in tables]
+        ranks.run(lambda: raise_first(failures))
+        ranks.run(reading.check)
 
     def publish() -> None:
-        _publish(tables, loaders)
+        publish_all(parts)
+        recorded = [table for table in tables if any(of.records_changes for of in table.facts)]
+        new = [of.group for table in recorded for of in table.new]
+        for group in {id(group): group for group in new}.values():
+            keep_recording(group)
         for one in here:
             one.follow(moved)
 
-    with undone_after_error(loaders.values()) as done:
-        ranks.run(begin)
-        failures = [table.send_rows(loaders) for table in tables]
-        ranks.run(lambda: check_written(failures))
-        with defer_signals():
-            ranks.run(publish)
-            done()
+    replace_content(ranks, loaders, write, publish)
     results = ranks.gather({name: table.sent_bytes for name, table in moved.items()})
     counts = ranks.gather({name: table.counts() for name, table in moved.items()})
     return {
@@ -137,49 +128,6 @@ def move_tables(moves: Sequence[CollectionMove], ranks: Ranks) -> dict[str, Resh
         )
         for name, table in moved.items()
     }
-
-
-def _loaders(tables: Sequence[MovedTable]) -> dict[int, RowLoader]:
-    """Return a loader for each group of new shards."""
-    return {
-        number: RowLoader(
-            group.tables,
-            {new.local.table: table.count(new.local) for table, new in _shards_of(group, tables)},
-        )
-        for number, group in _groups(tables).items()
-    }
-
-
-def _groups(tables: Sequence[MovedTable]) -> dict[int, TableGroup]:
-    return {id(new.local.group): new.local.group for table in tables for new in table.new}
-
-
-def _shards_of(
-    group: TableGroup, tables: Sequence[MovedTable]
-) -> list[tuple[MovedTable, NewShard]]:
-    """Return the new shards of a group by number: rows lie in that order after a load, too."""
-    found = [(table, new) for table in tables for new in table.new if new.local.group is group]
-    return sorted(found, key=lambda of: of[1].local.table)
-
-
-def _publish(tables: Sequence[MovedTable], loaders: dict[int, RowLoader]) -> None:
-    """Give the new shards of this rank their ids, and continue clocks."""
-    for number, group in _groups(tables).items():
-        shards = _shards_of(group, tables)
-        for table, new in shards:
-            table.publish(new, loaders[number])
-        facts = [of for table, _ in shards for of in table.facts]
-        index = group.tables.index
-        index.clock[Clock.STEP] = max(of.step for of in facts)
-        if group.config.keeps_time:
-            now = max(of.now for of in facts) or int(index.clock[Clock.NOW])
-            set_time(group.tables, now)
-        for table, new in shards:
-            steps = table.optimizer_steps(new.shard)
-            set_optimizer_steps(group.tables, new.local.table, steps)
-        loaders[number].end()
-        if any(of.records_changes for of in facts):
-            keep_recording(group)
 
 
 class _Here:
@@ -201,9 +149,7 @@ class _Here:
         for tables in self._of(self._old):
             tables.end_begun_step()
         self._rows = {
-            (name, local.place): OldRows(local.group.tables, local.table, self._shard(local))
-            for name, of in self._old.items()
-            for local in of
+            (name, local.place): OldRows(local) for name, of in self._old.items() for local in of
         }
 
     @property
@@ -216,10 +162,7 @@ class _Here:
         return {
             name: [
                 facts_of(
-                    local.group.tables,
-                    local.table,
-                    self._shard(local),
-                    local.place.rank,
+                    local,
                     self._rows[name, local.place],
                     self._optimizer(local),
                     records_changes=records_increments(local.group),
@@ -241,7 +184,7 @@ class _Here:
             shape,
             facts,
             [(local, self._rows[name, local.place]) for local in self._old[name]],
-            [NewShard(local, self._shard(local)) for local in new.local(shape)],
+            new.local(shape),
             process_group=new.process_group,
             device=new.device,
         )
@@ -251,12 +194,7 @@ class _Here:
         for name in self.move.tables:
             table = moved[self.move.name_of(name)]
             for new in table.new:
-                self._optimizer(new.local).param_groups[new.local.table].update(
-                    table.facts[0].hyper
-                )
-
-    def _shard(self, local: LocalTable) -> TableShard:
-        return self._tables[id(local.group)].shards[local.table]
+                self._optimizer(new).param_groups[new.table].update(table.facts[0].hyper)
 
     def _optimizer(self, local: LocalTable) -> FusedOptimizer:
         return self._tables[id(local.group)].optimizer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import SKETCH_ROWS, Clock, Meta, PolicyColumn
+from torch_dynemb.ops.columns import Clock, Meta, PolicyColumn
 from torch_dynemb.optim import FusedOptimizer
 from torch_dynemb.table.clock import next_now
 from torch_dynemb.table.content import (
@@ -21,6 +21,7 @@ from torch_dynemb.table.row_access import read_rows
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import TableShard
 from torch_dynemb.table.tables import Tables
+from torch_dynemb.torchrec.state.table_state import LocalTable
 
 _PART_BITS = 44  # of a number among the rows of a part; the number of the part is above
 
@@ -70,15 +71,15 @@ class OldRows:
     ranks.
 
     Args:
-        tables: of the group.
-        table: its number.
-        shard: its ids and columns.
+        local: the shard.
     """
 
-    def __init__(self, tables: Tables, table: int, shard: TableShard) -> None:
+    def __init__(self, local: LocalTable) -> None:
+        tables, table = local.group.tables, local.table
         self._tables, self._table = tables, table
         entries = read_entries(tables, table)
-        entries = entries.ordered(torch.argsort(entries.ids if shard.split else entries.handles))
+        by_id = local.shard.split
+        entries = entries.ordered(torch.argsort(entries.ids if by_id else entries.handles))
         self._ids, self._handles = entries.ids, entries.handles
         layout = tables.config.layout
         self._scores = {
@@ -136,10 +137,7 @@ def part_of_place(places: Tensor) -> Tensor:
 
 
 def facts_of(
-    tables: Tables,
-    table: int,
-    shard: TableShard,
-    rank: int,
+    local: LocalTable,
     rows: OldRows,
     optimizer: FusedOptimizer,
     *,
@@ -148,21 +146,19 @@ def facts_of(
     """Return what other ranks must know of a shard.
 
     Args:
-        tables: of the group.
-        table: its number.
-        shard: its ids and columns.
-        rank: of this process.
+        local: the shard.
         rows: of the shard.
         optimizer: of the group.
         records_changes: see :class:`OldShard`.
     """
+    tables, table, shard = local.group.tables, local.table, local.shard
     index = tables.index
     group = optimizer.param_groups[table]
     assert tables.config.optimizer is not None
     of_policy = tables.config.layout.rows[table] if tables.config.layout.rows else {}
     return OldShard(
         shard,
-        rank,
+        local.place.rank,
         rows.ids.numel(),
         rows.checksum() if shard.split else 0,
         int(index.meta[table, Meta.SEED]),
@@ -180,18 +176,10 @@ def facts_of(
     )
 
 
-def sketch_of(tables: Tables, table: int) -> Tensor:
-    """Return the cells of a table's admission sketch, int32 [SKETCH_ROWS, width], a view."""
-    of_policy = tables.config.layout.rows[table]
-    begin, width = of_policy[PolicyColumn.SKETCH_BEGIN], of_policy[PolicyColumn.SKETCH_WIDTH]
-    return tables.index.sketch[begin : begin + SKETCH_ROWS * width].view(SKETCH_ROWS, width)
-
-
 __all__ = [
     "OldRows",
     "OldShard",
     "counts_in_order",
     "facts_of",
     "part_of_place",
-    "sketch_of",
 ]

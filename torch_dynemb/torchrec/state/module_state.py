@@ -5,7 +5,7 @@ Both are collective: all ranks of the process group call them together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,18 +20,16 @@ from torch_dynemb.ops.columns import Clock
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.process.interrupts import defer_signals
-from torch_dynemb.rows.exchange import ArrivedBlock, Place, use_each
-from torch_dynemb.rows.loader import RowLoader, check_ids, undone_after_error
-from torch_dynemb.table.clock import check_now, next_now, set_time
+from torch_dynemb.rows.exchange import Place
+from torch_dynemb.rows.into_part import loaders_of, publish_all, raise_first, replace_content
+from torch_dynemb.table.clock import next_now
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.content import (
     optimizer_steps,
     read_content,
     read_counts,
-    set_optimizer_steps,
 )
 from torch_dynemb.table.dense_state import leaves_tables_out
-from torch_dynemb.table.group import TableGroup
 from torch_dynemb.torchrec.planning.options import NOT_TRAINED
 from torch_dynemb.torchrec.planning.plans import ModulePlan
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
@@ -170,7 +168,7 @@ class ModuleState:
                     for place in shape.places
                     if (place.rank, place.first_column) == (self._rank, shard.first_column)
                 )
-                yield LocalTable(place, kernel.tables.group, t)
+                yield LocalTable(place, kernel.tables.group, t, shard)
 
     # -- loading --------------------------------------------------------------------------------
 
@@ -249,15 +247,16 @@ class ModuleState:
                     self.shapes[name],
                     found,
                     layouts[name],
+                    self.local(self.shapes[name]),
                     process_group=self.process_group,
                     device=self.device,
                 )
                 loads[name].check()
-            self._check_values(loads, layouts)
+            ranks_of(self.process_group).run(lambda: _choose(loads.values()))
         except ValueError as error:
             error_msgs.append(str(error))
             return
-        self._replace(loads, layouts)
+        self._replace(loads)
 
     def _differences_of_ranks(self, given: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Return the differences between the ranks' states, which would make ranks wait forever."""
@@ -268,103 +267,22 @@ class ModuleState:
             return [str(error)]
         return []
 
-    def _check_values(
-        self, loads: Mapping[str, TableLoad], layouts: Mapping[str, Layout | None]
-    ) -> None:
-        """Raise ValueError on all ranks if ids of one rank, or times, do not fit its tables."""
-
-        def check() -> None:
-            for name, load in loads.items():
-                layout = layouts[name]
-                for local in self.local(self.shapes[name]):
-                    if layout is not None and local.group.config.keeps_time:
-                        check_now(local.group.tables, layout.now)
-                    check_ids(local.group.tables, local.table, load.arriving[local.place].ids)
-
-        ranks_of(self.process_group).run(check)
-
-    def _replace(
-        self, loads: Mapping[str, TableLoad], layouts: Mapping[str, Layout | None]
-    ) -> None:
+    def _replace(self, loads: Mapping[str, TableLoad]) -> None:
         """Replace all tables while signals are deferred; all ranks raise an error of one rank."""
         ranks = ranks_of(self.process_group)
-        local = {(name, of.place): of for name in loads for of in self.local(self.shapes[name])}
-        groups = {id(of.group): of.group for of in local.values()}
-        loaders = {
-            number: RowLoader(
-                group.tables,
-                {
-                    of.table: loads[name].arriving[place].ids.numel()
-                    for (name, place), of in local.items()
-                    if of.group is group
-                },
-            )
-            for number, group in groups.items()
-        }
+        parts = [part for load in loads.values() for part in load.parts.values()]
 
-        def begin() -> None:
-            for loader in loaders.values():
-                loader.begin()
+        def write() -> None:
+            failures = [load.write() for load in loads.values()]
+            ranks.run(lambda: raise_first(failures))
 
-        def publish() -> None:
-            for (name, place), of in local.items():
-                ids, counted = loads[name].arriving[place]
-                loaders[id(of.group)].publish(of.table, [ids], counted)
-            for (name, _), of in local.items():
-                _set_clocks(of, self.shapes[name], layouts[name], loads[name])
-            for group in groups.values():
-                names = [name for (name, _), of in local.items() if of.group is group]
-                _set_time(group, [layouts[name] for name in names])
-            for loader in loaders.values():
-                loader.end()
-
-        def writing(name: str) -> Callable[[ArrivedBlock], None]:
-            def write(arrived: ArrivedBlock) -> None:
-                of = local[name, arrived.place]
-                loaders[id(of.group)].write(of.table, arrived.batch, arrived.numbers)
-
-            return write
-
-        def written(failures: Sequence[Exception | None]) -> None:
-            for load in loads.values():
-                load.raise_failure()
-            for failure in failures:
-                if failure is not None:
-                    raise failure
-
-        with defer_signals(), undone_after_error(loaders.values()) as done:
-            ranks.run(begin)
-            failures = [use_each(load.blocks(), writing(name)) for name, load in loads.items()]
-            ranks.run(lambda: written(failures))
-            ranks.run(publish)
-            done()
+        with defer_signals():
+            replace_content(ranks, loaders_of(parts), write, lambda: publish_all(parts))
 
 
-def _set_clocks(
-    local: LocalTable, shape: TableShape, layout: Layout | None, load: TableLoad
-) -> None:
-    """Continue the clocks and counters of a table from those of the saved one."""
-    fresh = layout is None or (shape.optimizer.state and not load.state_names)
-    set_optimizer_steps(
-        local.group.tables, local.table, 0 if layout is None or fresh else layout.optimizer_steps
-    )
-    if layout is not None:
-        clock = local.group.index.clock
-        clock[Clock.STEP] = max(int(clock[Clock.STEP]), layout.clock)
-
-
-def _set_time(group: TableGroup, layouts: Sequence[Layout | None]) -> None:
-    """Continue the time of a group from that of the saved tables.
-
-    Args:
-        layouts: of the tables that are loaded; the time goes back if these are all of the group.
-    """
-    times = [layout.now for layout in layouts if layout is not None and layout.now > 0]
-    if not times or not group.config.keeps_time:
-        return
-    if len(layouts) < len(group.names):
-        times.append(int(group.index.clock[Clock.NOW]))
-    set_time(group.tables, max(times))
+def _choose(loads: Iterable[TableLoad]) -> None:
+    for load in loads:
+        load.choose()
 
 
 def _shape_of(config: Any, plan: ModulePlan, places: list[Place]) -> TableShape:

@@ -182,7 +182,7 @@ class StateDictRows:
         """
         if name == "metadata" and self._layout is not None:
             for word, scores in zip(self._layout.scores, values.unbind(1), strict=True):
-                check_score(name, word, scores, self._layout.clock)
+                check_score(f"{name} has", word, scores, self._layout.clock)
         elif name == "count" and values.numel() > 0:
             least, most = int(values.min()), int(values.max())
             bound = MAX_COUNT if self._shape.admission_half_life != 0 else (1 << 31) - 1

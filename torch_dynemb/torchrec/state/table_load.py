@@ -6,31 +6,22 @@ of some megabytes, which are written as they arrive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from torch_dynemb.distributed.ranks import from_all_ranks, rank_group
-from torch_dynemb.rows.exchange import ArrivedBlock, Place, RowExchange, Sent
+from torch_dynemb.ops.columns import Clock
+from torch_dynemb.rows.exchange import Place, RowExchange, Sent
+from torch_dynemb.rows.into_part import IntoPart, write_arriving
+from torch_dynemb.table.clock import check_now
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.torchrec.state.saved_rows import StateDictRows
-from torch_dynemb.torchrec.state.table_state import Layout, TableShape
-
-
-class Arriving(NamedTuple):
-    """Ids that a place of this rank will receive.
-
-    Attributes:
-        ids: int64 [n], ascending, with a row.
-        counted: ids without a row; None: the table does not count single ids, or none were saved.
-    """
-
-    ids: Tensor
-    counted: CountedIds | None
+from torch_dynemb.torchrec.state.table_state import Layout, LocalTable, TableShape
 
 
 class TableLoad:
@@ -41,7 +32,11 @@ class TableLoad:
         entries: as :func:`save_table` made them, with rows sharded in any way; or ``weight`` alone,
             rows of ids 0, 1, ...
         layout: saved with the entries; None: ``weight`` alone.
+        local: shards on this rank.
         device: of the rows.
+
+    Attributes:
+        parts: ids of the shards on this rank, after :meth:`choose`.
     """
 
     def __init__(
@@ -49,13 +44,15 @@ class TableLoad:
         shape: TableShape,
         entries: Mapping[str, Any],
         layout: Layout | None,
+        local: Iterable[LocalTable],
         *,
         process_group: dist.ProcessGroup,
         device: torch.device,
     ) -> None:
         ranks = rank_group(process_group)
         assert ranks is not None
-        self._name, self._process_group = shape.name, process_group
+        self._name, self._shape, self._layout = shape.name, shape, layout
+        self._process_group = process_group
         self._saved = StateDictRows(shape, entries, layout, ranks)
         self._exchange = RowExchange(
             shape.places,
@@ -65,15 +62,12 @@ class TableLoad:
             device=device,
         )
         self._sources: list[Sent] = []
-        self.arriving: dict[Place, Arriving] = {}
-
-    @property
-    def state_names(self) -> set[str]:
-        """Names of the optimizer state that blocks have."""
-        return {tensor.name for tensor in self._saved.state}
+        where = f"table {shape.name!r} was saved with"
+        self.parts = {of.place: IntoPart(of.group.tables, of.table, where) for of in local}
+        self._arriving: dict[Place, tuple[Tensor, CountedIds | None]] = {}
 
     def check(self) -> None:
-        """Send the ids to their places and set ``arriving``: the ids for places of this rank.
+        """Send the ids to their places.
 
         Raises:
             ValueError: the entries contradict each other; on all ranks.
@@ -102,20 +96,37 @@ class TableLoad:
                 waiting = CountedIds(moved.ids[order], moved.scores["count"][order])
             mine = self._exchange.mine(number)
             if mine is not None:
-                self.arriving[mine] = Arriving(ids, waiting)
+                self._arriving[mine] = ids, waiting
         self._agree_on(damaged)
 
-    def blocks(self) -> Iterator[ArrivedBlock]:
-        """Yield blocks of rows for places of this rank, until all rows and columns have come.
+    def choose(self) -> None:
+        """Check the ids and times that came to this rank; not collective.
 
-        Collective: every rank must exhaust the iterator.
+        Raises:
+            ValueError: they do not fit its tables.
         """
-        arriving = {place: of.ids for place, of in self.arriving.items()}
-        yield from self._exchange.blocks(self._sources, arriving)
+        layout, has_state = self._layout, bool(self._saved.state)
+        for place, part in self.parts.items():
+            ids, part.counted = self._arriving.pop(place)
+            part.take(RowBatch.without_rows(ids))
+            part.check_room()
+            part.sort()
+            part.step = int(part.tables.index.clock[Clock.STEP])
+            if layout is None:
+                continue
+            if part.tables.config.keeps_time:
+                check_now(part.tables, layout.now)
+            if has_state or not self._shape.optimizer.state:
+                part.optimizer_steps = layout.optimizer_steps
+            part.step, part.now = max(part.step, layout.clock), layout.now
 
-    def raise_failure(self) -> None:
-        """Raise the error of this rank's rows that ended its part of :meth:`blocks`."""
-        self._exchange.raise_failure()
+    def write(self) -> Exception | None:
+        """Send rows in blocks, and write those that arrive.
+
+        Returns:
+            The error of this rank; None: there was none.
+        """
+        return write_arriving(self._exchange, self._sources, self.parts)
 
     def _find_sources(self) -> list[Sent]:
         """Set ``_sources``; return the sources of counted ids.
@@ -158,4 +169,4 @@ def _ascending(ids: Tensor) -> Tensor:
     return ids if _all_ascend(ids) else ids.sort().values
 
 
-__all__ = ["Arriving", "TableLoad"]
+__all__ = ["TableLoad"]

@@ -32,6 +32,7 @@ from torch_dynemb.rows.exchange import Place
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.row_batch import RowBatch
+from torch_dynemb.table.shards import TableShard
 from torch_dynemb.torchrec.state.shard_places import placement_of
 from torch_dynemb.torchrec.state.table_entry import TableEntry
 
@@ -175,11 +176,12 @@ def state_bounds(tensor: StateTensor, places: list[Place]) -> list[tuple[int, in
 
 
 class LocalTable(NamedTuple):
-    """Shard on this rank: a table of a group."""
+    """Shard on this rank: a table of a group, with some ids and columns."""
 
     place: Place
     group: TableGroup
     table: int
+    shard: TableShard
 
 
 class _Tile(NamedTuple):
