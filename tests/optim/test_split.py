@@ -447,16 +447,3 @@ def test_a_step_with_a_wrong_time_does_nothing() -> None:
     with pytest.raises(ValueError, match="now: seconds is -1, expected at least 0"):
         module.optimizer.step(now=-1)
     assert not module.eval()(torch.tensor([1])).any()
-
-
-def test_a_step_with_a_time_for_tables_that_keep_none_does_nothing() -> None:
-    module = td.DynamicEmbedding(
-        4, optimizer=td.SGD(lr=1.0), split=True, initializer=td.Constant(0.0)
-    )
-    ids = torch.tensor([1])
-    module(ids).sum().backward()
-    with pytest.raises(RuntimeError, match="no table keeps times"):
-        module.optimizer.step(now=100)
-    assert not module.eval()(ids).any()
-    module.optimizer.step()  # the gradients still wait
-    assert torch.equal(module(ids), torch.full((1, 4), -1.0))

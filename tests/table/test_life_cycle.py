@@ -199,13 +199,26 @@ def test_wrong_times_are_refused() -> None:
     for call, error, message in (
         (lambda: module.optimizer.step(now=1.5), TypeError, r"seconds is 1\.5, expected int"),
         (lambda: module.group.clock.set_now(-1), ValueError, "seconds is -1, expected at least 0"),
-        (lambda: plain.step(now=5), RuntimeError, "no table keeps times"),
-        (lambda: plain.clock.set_now(5), RuntimeError, "no table keeps times: create one with"),
+        (lambda: plain.step(now=-1), ValueError, "seconds is -1, expected at least 0"),
+        (lambda: plain.clock.set_now(-1), ValueError, "seconds is -1, expected at least 0"),
         (lambda: plain.remove(0, expired=True), ValueError, "expired needs a ttl"),
     ):
         with pytest.raises(error, match=message):
             call()
     assert int(module.group.index.clock[0]) == int(plain.index.clock[0]) == 0
+
+
+def test_the_time_is_read_and_tables_without_times_ignore_it() -> None:
+    module, plain = timed_module(), make_group("step")
+    for group in (module.group, plain):
+        group.clock.set_now(170)
+        group.step(now=180)
+    assert (module.group.clock.now, plain.clock.now) == (180, None)
+    assert (module.group.steps, plain.steps) == (1, 1)
+    before = int(time.time())
+    module.group.clock.set_now(None)
+    module.group.step()
+    assert before <= (module.group.clock.now or 0) <= int(time.time())
 
 
 def test_custom_scores_are_given_by_batch_or_by_id() -> None:

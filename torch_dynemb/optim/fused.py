@@ -207,7 +207,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         Args:
             closure: re-evaluates the model and returns the loss; its backward updates the rows.
             now: seconds from 0 to 2^62, for tables that keep timestamps or a ttl; default: the
-                machine's clock.
+                machine's clock. Tables that keep no times ignore it.
 
         Returns:
             The result of ``closure``; None without one.
@@ -215,8 +215,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             TypeError, ValueError: ``now`` is not an int, or out of its range, or ``closure`` is not
                 a function. Nothing has been done.
-            RuntimeError: nothing has been done, because ``now`` is given, but no table keeps times.
-                Or this process is a fork of the process that made the tables. Or
+            RuntimeError: nothing has been done, because this process is a fork of the process that
+                made the tables. Or
                 ``set_optimizer()`` gave the tables another optimizer. Or an asynchronous checkpoint
                 of the tables has failed, which is reported once. Or the current stream of the GPU
                 is being captured.

@@ -40,18 +40,28 @@ class TableClock:
 
         It stays there: from now on ``optimizer.step()`` without ``now=`` keeps the time, in place
         of reading the machine's clock, and ``step(now=)`` sets it. Saved states do not record that
-        a program sets the time. If ranks share the group, all of them call it.
+        a program sets the time. If ranks share the group, all of them call it. A group in which no
+        table keeps times ignores it.
 
         Args:
             seconds: from 0 to 2^62, such as Unix time; None: steps read the machine's clock again.
 
         Raises:
-            TypeError, ValueError: ``seconds`` is not an int, or out of its range.
-            RuntimeError: no table keeps times. After an error, the time is unchanged.
+            TypeError, ValueError: ``seconds`` is not an int, or out of its range. The time is
+                unchanged.
         """
         if seconds is not None:
             set_time(self._tables, seconds)
         self._tables.host.time_is_given = seconds is not None
+
+    @property
+    def now(self) -> int | None:
+        """Seconds that lookups give their ids; None: no table keeps times.
+
+        Reading it waits for a GPU. Ranks that share tables give ids the latest proposal of all
+        ranks, which may be later.
+        """
+        return next_now(self._tables) if self._tables.config.keeps_time else None
 
     def share(self, now: int) -> None:
         """Take the time from :meth:`agree_on` from now on, instead of the machine's clock.
@@ -60,7 +70,7 @@ class TableClock:
             now: seconds to begin with, equal on all ranks.
 
         Raises:
-            TypeError, ValueError, RuntimeError: as :meth:`set_now`.
+            TypeError, ValueError: as :meth:`set_now`.
         """
         check_now(self._tables, now)
         propose(self._tables, now)
@@ -87,7 +97,7 @@ class TableClock:
 
 
 def check_now(tables: Tables, seconds: int) -> None:
-    """Raise TypeError, ValueError or RuntimeError for a time that cannot be set."""
+    """Raise TypeError or ValueError for a time that cannot be set."""
     seconds = integer("clock.set_now: seconds", seconds, least=0)
     if seconds > MAX_COUNT:
         raise ValueError(f"clock.set_now: seconds is {seconds}, expected at most 2^62")
@@ -102,17 +112,14 @@ def check_now(tables: Tables, seconds: int) -> None:
                 f"clock.set_now: seconds is {seconds}, 2^32 half-lives of table {table.name!r} or "
                 f"more: give it a half_life of more than {seconds >> 32} seconds"
             )
-    if not tables.config.keeps_time:
-        raise RuntimeError(
-            "clock.set_now: no table keeps times: create one with policy=Policy(score='timestamp') "
-            "or a ttl"
-        )
 
 
 def set_time(tables: Tables, seconds: int) -> None:
     """Set the time, which stays until the next step or longer: see :meth:`TableClock.set_now`."""
     check_now(tables, seconds)
     tables.check_own()
+    if not tables.config.keeps_time:
+        return
     tables.index.clock[Clock.NOW] = seconds
     if tables.host.proposed_now is not None:
         tables.host.proposed_now.fill_(seconds)
@@ -140,7 +147,9 @@ def now_of_step(tables: Tables, now: int | None) -> int | None:
     host = tables.host
     if now is not None:
         check_now(tables, now)
-    elif tables.config.keeps_time:
+    if not tables.config.keeps_time:
+        return None
+    if now is None:
         # the machine's clock may have been set back
         now = host.last_reading = max(host.last_reading, int(time.time()))
         if host.time_is_given:

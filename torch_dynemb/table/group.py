@@ -365,9 +365,8 @@ class TableGroup(GroupTables):
                 once.
             NoRoomError: ids found no room in a table with ``check="error"``; everything else has
                 been done.
-            RuntimeError: ``now`` is given, but no table keeps times; or the current stream of the
-                GPU is being captured. Or more ids were evicted than ``evicted.call`` can record;
-                the step has ended.
+            RuntimeError: the current stream of the GPU is being captured. Or more ids were evicted
+                than ``evicted.call`` can record; the step has ended.
         """
         table_steps.step(self._tables, now)
 
