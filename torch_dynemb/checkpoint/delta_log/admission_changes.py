@@ -16,9 +16,9 @@ from torch_dynemb.checkpoint.delta_log.changed_parts import admission_records
 from torch_dynemb.checkpoint.delta_log.payloads import of_tensors
 from torch_dynemb.checkpoint.entries import COUNT, ID, PLACE
 from torch_dynemb.checkpoint.entries import SKETCH as CELLS
-from torch_dynemb.checkpoint.saving.source import sketch_cells
 from torch_dynemb.ops.columns import BUCKET_WIDTH
 from torch_dynemb.parts.table_parts import TablePart
+from torch_dynemb.rows.source import sketch_cells
 
 
 class AdmissionChanges:

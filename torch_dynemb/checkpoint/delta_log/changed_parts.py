@@ -19,12 +19,13 @@ from torch_dynemb.checkpoint.delta_log.row_forms import LogRows, in_form
 from torch_dynemb.checkpoint.entries import COUNT, ID, NO_GROUP
 from torch_dynemb.checkpoint.entries import SKETCH as CELLS
 from torch_dynemb.checkpoint.manifest.records import SavedPart
-from torch_dynemb.checkpoint.saving.described import described_table
-from torch_dynemb.checkpoint.saving.source import next_now, sketch_cells
+from torch_dynemb.checkpoint.saving.table_files import described_table
 from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.ops.columns import Table
 from torch_dynemb.parts.table_parts import TablePart
+from torch_dynemb.rows.source import sketch_cells
 from torch_dynemb.table.changes import ChangedIds, Changes, copy_rows
+from torch_dynemb.table.clock import next_now
 from torch_dynemb.table.content import optimizer_steps
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.lookup import find

@@ -19,11 +19,11 @@ from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.saving.increments import count_from
 from torch_dynemb.checkpoint.saving.save import check_saveable
-from torch_dynemb.checkpoint.saving.source import next_now
 from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.files.locations import Location, checked_location
 from torch_dynemb.parts.table_parts import TablePart, groups_of
 from torch_dynemb.process.one_thread import one_thread
+from torch_dynemb.table.clock import next_now
 
 _CALL = "checkpoint.resume"
 
