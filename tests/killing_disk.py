@@ -25,14 +25,13 @@ class KillingDisk(Disk):
         if not name.startswith("_") and hasattr(Disk, name):
             self.left -= 1
             if self.left == 0:
-                return self._torn if name in ("write", "write_at") else self._killed
+                return self._torn if name == "write_at" else self._killed
         return super().__getattribute__(name)
 
     def _killed(self, *arguments: Any) -> Any:
         self.dying()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _torn(self, file: int, data: memoryview, *begin: int) -> Any:
-        half = data[: len(data) // 2]
-        os.pwrite(file, half, *begin) if begin else os.write(file, half)
+    def _torn(self, file: int, data: memoryview, begin: int) -> Any:
+        os.pwrite(file, data[: len(data) // 2], begin)
         self._killed()

@@ -68,7 +68,7 @@ def step_rows(
         return statistics.median(steps)
 
     def of_copies(number: int) -> float:
-        source = sys.modules["torch_dynemb.checkpoint.saving.source"]
+        source = sys.modules["torch_dynemb.rows.source"]
         with patch.object(source, "can_copy_on_write", lambda tables: False):
             return during_a_save(number)
 

@@ -88,11 +88,11 @@ class FaultyDisk(Disk):
         self._changes.append(self._files[file])
         return file
 
-    def write(self, file: int, data: memoryview) -> int:
-        if self._dies("write"):
-            os.write(file, data[: len(data) // 2])  # torn
+    def write_at(self, file: int, data: memoryview, begin: int) -> int:
+        if self._dies("write_at"):
+            os.pwrite(file, data[: len(data) // 2], begin)  # torn
             raise Killed
-        return super().write(file, data)
+        return super().write_at(file, data, begin)
 
     def sync(self, file: int) -> None:
         self._die_at("sync")  # no real one, which takes long and changes nothing that is seen
@@ -191,7 +191,9 @@ class FullDisk(Disk):
         seen: how many there have been.
     """
 
-    def __init__(self, method: str = "write", number: int = 1, error: int = errno.ENOSPC) -> None:
+    def __init__(
+        self, method: str = "write_at", number: int = 1, error: int = errno.ENOSPC
+    ) -> None:
         self.seen = 0
         self._number, self._error = number, error
         self._exchanges = method != "rename"  # where a disk can, nothing is renamed

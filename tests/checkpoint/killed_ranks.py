@@ -135,7 +135,7 @@ def without_room(rank: int, folder: str, victim: int) -> tuple[str, list[str]]:
     path = Path(folder) / "full" / "last"
     contents = [Sharded(rank).train_to(epoch) for epoch in range(2)]
     save_on(Disk(), path, contents[0], 0, None)
-    disk = FullDisk("write", 4) if rank == victim else Disk()
+    disk = FullDisk("write_at", 4) if rank == victim else Disk()
     with pytest.raises(OSError, match="No space left") as raised:
         save_on(disk, path, contents[1], 1, None)
     assert found(rank, path, [contents[0].content()]) == 0

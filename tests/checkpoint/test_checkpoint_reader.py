@@ -23,7 +23,7 @@ from torch import nn
 import torch_dynemb as td
 from torch_dynemb import checkpoint
 from torch_dynemb.checkpoint.saving import table_files
-from torch_dynemb.files import checksummed_files
+from torch_dynemb.files import scattered_file
 from torch_dynemb.parts.saved_tables import SavedFile
 from torch_dynemb.table.content import read_counts
 
@@ -44,12 +44,7 @@ def path(model: nn.ModuleDict, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch, block_bytes: int, file_bytes: int) -> None:
     """Saves in short blocks and files, as if tables were long."""
-
-    def init(self: checksummed_files.ChecksummedWriter, disk: object, path: Path) -> None:
-        original(self, disk, path, block_bytes)  # type: ignore[arg-type]
-
-    original = checksummed_files.ChecksummedWriter.__init__
-    monkeypatch.setattr(checksummed_files.ChecksummedWriter, "__init__", init)
+    monkeypatch.setattr(scattered_file, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(table_files, "FILE_BYTES", file_bytes)
 
 

@@ -414,10 +414,10 @@ def test_any_name_of_a_table_is_a_folder(path: Path) -> None:
 
 def test_large_tables_are_several_files(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch_dynemb.checkpoint.saving.table_files as table_files
-    import torch_dynemb.checkpoint.saving.table_source as source
+    import torch_dynemb.rows.read as source
 
     monkeypatch.setattr(table_files, "FILE_BYTES", 4096)
-    monkeypatch.setattr(source, "PIECE_BYTES", 512)
+    monkeypatch.setattr(source, "BATCH_BYTES", 512)
     model = trained()
     checkpoint.save(path, model)
     assert len(list((path / "features.scored").glob("r*.safetensors"))) > 2

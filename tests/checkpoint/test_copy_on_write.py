@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
-from torch_dynemb.checkpoint.saving import staging, table_source
+from torch_dynemb.checkpoint.saving import staging
 from torch_dynemb.ops import functional_copies
 from torch_dynemb.ops.columns import COPY_ON_WRITE_COLUMNS, CopyMark, CopyOnWrite
+from torch_dynemb.rows import read
 from torch_dynemb.table import copy_on_write
 
 pytestmark = pytest.mark.cpu_only("rows of other devices, and those in stores, are copied")
@@ -68,7 +69,7 @@ def test_a_step_between_any_two_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Some rows have been read then, and others not."""
-    monkeypatch.setattr(table_source, "ROWS_BYTES", 1 << 10)
+    monkeypatch.setattr(read, "ROWS_BYTES", 1 << 10)
     model = Net(**KINDS[kind])
     if kind == "recorded changes":
         checkpoint.record_changes(model)
@@ -188,7 +189,7 @@ def test_tables_that_take_the_place_of_others(
 def test_training_waits_for_a_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: HeldDisk, few_places: None
 ) -> None:
-    monkeypatch.setattr(table_source, "ROWS_BYTES", 1 << 10)
+    monkeypatch.setattr(read, "ROWS_BYTES", 1 << 10)
     model = Net()
     train(model, range(6))
     twin = copy.deepcopy(model)
@@ -341,7 +342,7 @@ def test_code_of_inductor_changes_tables_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_places: None
 ) -> None:
     torch._dynamo.reset()
-    monkeypatch.setattr(table_source, "ROWS_BYTES", 1 << 12)
+    monkeypatch.setattr(read, "ROWS_BYTES", 1 << 12)
     assert hammer(tmp_path, 20_000, 3, compiled=True) > 3
 
 
@@ -493,7 +494,7 @@ def hammer(tmp_path: Path, ids: int, saves: int, *, compiled: bool = False) -> i
 def test_no_row_is_torn_or_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_places: None
 ) -> None:
-    monkeypatch.setattr(table_source, "ROWS_BYTES", 1 << 12)
+    monkeypatch.setattr(read, "ROWS_BYTES", 1 << 12)
     assert hammer(tmp_path, 20_000, 3) > 3
 
 
@@ -501,7 +502,7 @@ def test_no_row_is_torn_or_late(
 def test_no_row_is_torn_or_late_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_places: None
 ) -> None:
-    monkeypatch.setattr(table_source, "ROWS_BYTES", 1 << 12)
+    monkeypatch.setattr(read, "ROWS_BYTES", 1 << 12)
     for places in (8, 64, 1024):
         monkeypatch.setattr(copy_on_write, "_SHARE", places)
         folder = tmp_path / str(places)

@@ -43,9 +43,9 @@ def assert_untouched(path: Path, model: WholeModel) -> None:
 
 
 CALLS = {
-    "first write": ("write", 1),
-    "a write": ("write", 20),
-    "a later write": ("write", 60),
+    "first write": ("write_at", 1),
+    "a write": ("write_at", 20),
+    "a later write": ("write_at", 60),
     "sync of a file": ("sync", 3),
     "a folder": ("make_folder", 1),
     "the folder of a table": ("make_folder", 3),
@@ -94,7 +94,7 @@ def test_full_disk_without_an_old_one_leaves_nothing(
     disk = FaultyDisk()
     monkeypatch.setattr(SAVE, "_DISK", disk)
     checkpoint.save(tmp_path / "tried", models[1])
-    for method in ("write", "sync_folder", "rename"):
+    for method in ("write_at", "sync_folder", "rename"):
         monkeypatch.setattr(SAVE, "_DISK", FullDisk(method, disk.calls.count(method)))
         with pytest.raises(OSError, match=TOLD):
             checkpoint.save(tmp_path / "new", models[1])

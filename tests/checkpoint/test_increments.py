@@ -145,7 +145,7 @@ def test_what_could_not_be_written_is_written_by_the_next_save(
     checkpoint.record_changes(model)
     checkpoint.save(tmp_path / "base", model)
     model(torch.tensor([3, 21])).sum().backward()
-    monkeypatch.setattr(SAVE, "_DISK", FullDisk("write", 2))
+    monkeypatch.setattr(SAVE, "_DISK", FullDisk("write_at", 2))
     with pytest.raises(OSError, match="bytes are free") as raised:
         checkpoint.save(tmp_path / "delta", model, since=tmp_path / "base")
     monkeypatch.undo()

@@ -28,7 +28,7 @@ def small_pieces() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module, name, size in (
             ("files.checksummed_files", "BLOCK_BYTES", 6000),
-            ("checkpoint.saving.table_source", "PIECE_BYTES", 4000),
+            ("rows.read", "BATCH_BYTES", 4000),
             ("checkpoint.reading.saved_rows", "PIECE_BYTES", 1500),
             ("checkpoint.saving.table_files", "FILE_BYTES", 3000),
         ):
@@ -172,7 +172,7 @@ def calls_of(saved: Saved, folder: Path, before: str) -> list[str]:
 
 def test_save_has_points_of_every_kind(saved: Saved, tmp_path: Path) -> None:
     calls = calls_of(saved, tmp_path, "old")
-    kinds = {"make_folder", "create", "write", "sync", "close", "sync_folder", "remove"}
+    kinds = {"make_folder", "create", "write_at", "sync", "close", "sync_folder", "remove"}
     assert set(calls) == kinds | {"exchange"}
     assert len(calls) > 100
 
@@ -186,7 +186,7 @@ def test_killed_at_a_call(before: str, step: int, saved: Saved, tmp_path: Path) 
     points = [
         (number, LEAVES[number % len(LEAVES)])
         for number in sorted(numbers)
-        if calls[number - 1] != "write" or number % 3 == 0
+        if calls[number - 1] != "write_at" or number % 3 == 0
     ]
     assert check_points(saved, tmp_path, before, points, 12) == len(points)
 

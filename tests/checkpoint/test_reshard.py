@@ -25,7 +25,7 @@ from torch import nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
-from torch_dynemb.checkpoint.tools import part_writer
+from torch_dynemb.checkpoint.saving import table_files
 from torch_dynemb.files import scattered_file
 from torch_dynemb.files.checksummed_files import ChecksummedReader
 from torch_dynemb.files.disk import Disk
@@ -204,13 +204,13 @@ def test_sketches_are_added_only_where_parts_have_ids_of_several(
     with checkpoint.open(tmp_path / "three") as saved:
         manifest = saved.manifest
     table = manifest.tables[name]
-    files = part_writer.TensorFiles(Disk(), tmp_path / "three")
     width = table.parts[0].sketch_width
     sketches = [torch.full((4, width), 10**k, dtype=torch.int32) for k in range(3)]
-    parts = [
-        replace(part, sketch=files.write(f"sketch{k}", [("sketch", sketches[k])], 4))
-        for k, part in enumerate(table.parts)
-    ]
+    with table_files.Folder(Disk(), tmp_path / "three") as folder:
+        parts = [
+            replace(part, sketch=folder.write(f"sketch{k}", {"sketch": sketches[k]}, 4))
+            for k, part in enumerate(table.parts)
+        ]
     tables = {**manifest.tables, name: replace(table, parts=parts)}
     (tmp_path / "three" / "manifest.json").write_bytes(replace(manifest, tables=tables).text())
 
@@ -238,7 +238,7 @@ def test_many_parts_take_several_passes_and_long_ones_several_files(
 ) -> None:
     monkeypatch.setattr(RESHARD, "_FILES_AT_ONCE", at_once)
     monkeypatch.setattr(RESHARD, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(part_writer, "FILE_BYTES", 2000)
+    monkeypatch.setattr(table_files, "FILE_BYTES", 2000)
     checkpoint.reshard(path, tmp_path / "out", parts=7, columns=2)
     with checkpoint.open(tmp_path / "out") as saved:
         assert len(saved.manifest.tables["tables.users"].parts[0].rows) > 2
@@ -286,7 +286,7 @@ class FailingDisk(Disk):
         ("write_at", 9, OSError(28, "No space left on device")),
         ("write_at", 30, KeyboardInterrupt()),
         ("sync", 2, OSError(5, "Input/output error")),
-        ("write", 1, OSError(28, "No space left on device")),
+        ("write_at", 1, OSError(28, "No space left on device")),
         ("rename", 1, KeyboardInterrupt()),
     ],
 )

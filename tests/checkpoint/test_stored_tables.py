@@ -203,8 +203,8 @@ def test_column_shards_become_stored_tables(tmp_path: Path, dims: list[int]) -> 
 def test_rows_are_streamed_in_bounded_pieces(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("reading.saved_rows", "saving.table_source"):
-        monkeypatch.setattr(f"torch_dynemb.checkpoint.{module}.PIECE_BYTES", 500)
+    monkeypatch.setattr("torch_dynemb.checkpoint.reading.saved_rows.PIECE_BYTES", 500)
+    monkeypatch.setattr("torch_dynemb.rows.read.ROWS_BYTES", 500)
     for other in (False, True):
         model = Stored(other=other)
         checkpoint.load(trained, model)

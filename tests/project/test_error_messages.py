@@ -78,7 +78,6 @@ IN_OTHER_WORDS = {
     "{} is not a number of at least 1",
     "pg does not have this process as a member: construct it on members only",
     "ByColumn: a part is a ByColumn itself: write its parts out",
-    "a table that is written has no files to be read",
     "a key occurs twice",
 }
 LISTED = COMPOSED | OF_THE_PROCESS | BETWEEN_TENSORS | IN_OTHER_WORDS

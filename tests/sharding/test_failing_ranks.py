@@ -31,7 +31,7 @@ ROOM = OSError(errno.ENOSPC, "No space left on device")
     "target",
     [
         "torch_dynemb.files.disk.Disk.create",
-        "torch_dynemb.files.disk.Disk.write",
+        "torch_dynemb.files.disk.Disk.write_at",
         "torch_dynemb.files.disk.Disk.sync",
         "torch_dynemb.checkpoint.saving.save.write_group",
     ],

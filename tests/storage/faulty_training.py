@@ -129,7 +129,7 @@ CASES: dict[str, tuple[Callable[[Path, Path], Happened], str, str, int]] = {
     "pread": (dead, "pread", "rows/", errno.EIO),
     "pwrite": (dead, "pwrite", "rows/", errno.EIO),
     "fdatasync": (dead, "fdatasync", "rows/", errno.EIO),
-    "index full": (unsaved, "write", "index/", errno.ENOSPC),
+    "index full": (unsaved, "pwrite", "index/", errno.ENOSPC),
     "index": (unsaved, "fsync", "index/", errno.EIO),
     "name": (unsaved, "rename", "snapshots/", errno.EIO),
 }

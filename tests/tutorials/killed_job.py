@@ -57,11 +57,7 @@ class _LastDisk(Disk):
         self.counts = False
         self._left = writes
 
-    def write(self, file: int, data: memoryview) -> int:
-        self._count()
-        return super().write(file, data)
-
-    def write_at(self, file: int, data: memoryview, begin: int) -> int:  # asynchronous saves
+    def write_at(self, file: int, data: memoryview, begin: int) -> int:
         self._count()
         return super().write_at(file, data, begin)
 

@@ -339,7 +339,7 @@ class RecordedModel:
         """Copy the dense state, on the first rank."""
         if not self._dense:
             return {}
-        source = dense_source("DeltaLog", self._model, self._rank)
+        source = dense_source("DeltaLog", dense_state(self._model), self._rank)
         pieces = [piece.name for piece in source.pieces if piece.sizes]
         odd = sorted({*pieces, *(source.values or {})})
         if odd:

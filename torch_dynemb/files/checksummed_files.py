@@ -91,10 +91,13 @@ class ChecksummedWriter:
                 self._end_block(self._block_bytes)
 
     def _write_all(self, data: memoryview) -> None:
-        begin = 0
-        while begin < len(data):
-            with space_errors(self._path, self._bytes + begin):
-                begin += self._disk.write(self._file, data[begin:])
+        done = 0
+        try:
+            while done < len(data):
+                done += self._disk.write_at(self._file, data[done:], self._bytes + done)
+        except OSError:
+            with space_errors(self._path, self._bytes + done):
+                raise
 
     def _end_block(self, size: int) -> None:
         self._sums.append(self._sum)

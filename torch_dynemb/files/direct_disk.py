@@ -52,14 +52,12 @@ class _DirectFile:
         edges: bytes of partial pages, by offset; written when the file ends.
         direct: whether writes go past the page cache.
         refused: whether the file system has refused such writes.
-        size: bytes that were appended, unless they came with an offset.
     """
 
     def __init__(self) -> None:
         self.runs: dict[int, _Window] = {}
         self.edges: dict[int, bytes] = {}
         self.direct = self.refused = False
-        self.size = 0
 
 
 class DirectDisk(Disk):
@@ -83,11 +81,6 @@ class DirectDisk(Disk):
         file = self._disk.create(path)
         self._files[file] = _DirectFile()
         return file
-
-    def write(self, file: int, data: memoryview) -> int:
-        of = self._files[file]
-        of.size += self.write_at(file, data, of.size)
-        return len(data)
 
     def write_at(self, file: int, data: memoryview, begin: int) -> int:
         """Write some bytes, each once. Some stay in a window until the file ends."""

@@ -29,10 +29,6 @@ class Disk:
         """Create an empty file. Return its descriptor."""
         return os.open(local(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
-    def write(self, file: int, data: memoryview) -> int:
-        """Append some bytes. Return how many were written."""
-        return os.write(file, data)
-
     def write_at(self, file: int, data: memoryview, begin: int) -> int:
         """Write some bytes from ``begin`` on. Return how many were written."""
         return os.pwrite(file, data, begin)

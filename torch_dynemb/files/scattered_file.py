@@ -7,7 +7,7 @@ a block is combined from those of its pieces. Nothing is read back.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch_dynemb import ops
 from torch_dynemb.files.checksummed_files import BLOCK_BYTES, FileChecksums, space_errors
 from torch_dynemb.files.disk import Disk
 from torch_dynemb.files.locations import Location
-from torch_dynemb.files.tensor_file import TensorShape, as_bytes, header_of, raw
+from torch_dynemb.files.tensor_file import TensorShape, header_of, raw
 from torch_dynemb.files.uploads import limits_of
 
 
@@ -34,11 +34,7 @@ def joined_crc32c(first: int, second: int, second_bytes: int) -> int:
     return ops.crc32c(zeros, first) ^ ops.crc32c(zeros) ^ second
 
 
-class _Run:
-    """Consecutive bytes of a block, with their checksum."""
-
-    def __init__(self, begin: int) -> None:
-        self.begin, self.bytes, self.sum = begin, 0, 0
+_HEADER = ""  # its name among the tensors
 
 
 class _Tail:
@@ -55,27 +51,36 @@ class ScatteredFile:
         disk: the file system.
         path: the file, which must not exist yet.
         tensors: its tensors, in order.
+        progress: called with the bytes of each block that is complete.
     """
 
-    def __init__(self, disk: Disk, path: Location, tensors: Sequence[TensorShape]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        path: Location,
+        tensors: Sequence[TensorShape],
+        progress: Callable[[int], object] | None = None,
+    ) -> None:
         header = header_of(tensors)
-        self._disk, self._path = disk, path
+        self._disk, self._path, self._progress = disk, path, progress
         self._block = limits_of(disk).block_bytes or BLOCK_BYTES
         self._tails: dict[str, _Tail] = {}
         self._shapes: dict[str, TensorShape] = {}
-        self._pieces: dict[int, list[_Run]] = {}  # by block
+        # by block: consecutive bytes by their end, as their beginning and checksum
+        self._blocks: dict[int, dict[int, tuple[int, int]]] = {}
+        self._missing: dict[int, int] = {}  # by block: bytes that are not written yet
+        self._tails[_HEADER] = _Tail(0, len(header))
         self._bytes = len(header)
-        for tensor in tensors:
-            self._tails[tensor.name] = _Tail(self._bytes, tensor.bytes)
+        sizes = [tensor.bytes for tensor in tensors]
+        for tensor, size in zip(tensors, sizes, strict=True):
+            self._tails[tensor.name] = _Tail(self._bytes, size)
             self._shapes[tensor.name] = tensor
-            self._bytes += tensor.bytes
+            self._bytes += size
         with space_errors(path):
             self._file = disk.create(path)
         self._open = True
         try:
-            self._write(
-                _Tail(0, len(header)), torch.frombuffer(bytearray(header), dtype=torch.uint8)
-            )
+            self.append(_HEADER, torch.frombuffer(bytearray(header), dtype=torch.uint8))
         except BaseException:
             self.close()
             raise
@@ -108,41 +113,32 @@ class ScatteredFile:
             OSError: the disk is full, or fails.
         """
         assert values.is_contiguous()
-        self._write(self._tails[name], as_bytes(values))
-
-    def _write(self, tail: _Tail, data: Tensor) -> None:
-        if tail.at + data.numel() > tail.end:
+        tail, data, done = self._tails[name], raw(values), 0
+        if tail.at + len(data) > tail.end:
             raise RuntimeError(
                 f"checkpoint: {self._path.name} got more rows than it was created for"
             )
-        done = 0
-        while done < data.numel():
-            block, inside = divmod(tail.at, self._block)
-            part = data[done : done + self._block - inside]
-            pieces = self._pieces.setdefault(block, [])
-            piece = next((of for of in pieces if of.begin + of.bytes == tail.at), None)
-            if piece is None:
-                piece = _Run(tail.at)
-                pieces.append(piece)
-            self._write_all(raw(part), tail.at)
-            piece.sum = ops.crc32c(part, piece.sum)
-            piece.bytes += part.numel()
-            tail.at += part.numel()
-            done += part.numel()
-            self._begin_sync(block)
-
-    def _begin_sync(self, block: int) -> None:
-        """Start writing a complete block to the disk."""
-        begin = block * self._block
-        size = min(self._block, self._bytes - begin)
-        if sum(piece.bytes for piece in self._pieces[block]) == size:
-            self._disk.begin_sync(self._file, begin, size)
-
-    def _write_all(self, data: memoryview, begin: int) -> None:
-        done = 0
         while done < len(data):
-            with space_errors(self._path, begin + done):
-                done += self._disk.write_at(self._file, data[done:], begin + done)
+            number = tail.at // self._block
+            begin = number * self._block
+            size = min(self._block, self._bytes - begin)
+            part = data[done : done + begin + size - tail.at]
+            block = self._blocks.setdefault(number, {})
+            first, crc = block.pop(tail.at, (tail.at, 0))
+            written = 0
+            try:
+                while written < len(part):
+                    written += self._disk.write_at(self._file, part[written:], tail.at + written)
+            except OSError:
+                with space_errors(self._path, tail.at + written):
+                    raise
+            done, tail.at = done + written, tail.at + written
+            block[tail.at] = first, ops.crc32c(torch.frombuffer(part, dtype=torch.uint8), crc)
+            self._missing[number] = self._missing.get(number, size) - written
+            if self._missing[number] == 0:
+                self._disk.begin_sync(self._file, begin, size)
+                if self._progress is not None:
+                    self._progress(size)
 
     def finish(self) -> FileChecksums:
         """Call :meth:`end` and :meth:`sync`.
@@ -175,11 +171,10 @@ class ScatteredFile:
         if short:
             raise RuntimeError(f"checkpoint: {self._path.name} lacks rows of {short}")
         sums = []
-        for block in sorted(self._pieces):
-            first, *others = sorted(self._pieces[block], key=lambda piece: piece.begin)
-            total = first.sum
-            for piece in others:
-                total = joined_crc32c(total, piece.sum, piece.bytes)
+        for _, block in sorted(self._blocks.items()):
+            (_, (_, total)), *others = sorted(block.items())
+            for end, (begin, crc) in others:
+                total = joined_crc32c(total, crc, end - begin)
             sums.append(total)
         with space_errors(self._path, self._bytes):
             self._disk.end(self._file)
@@ -190,6 +185,14 @@ class ScatteredFile:
         if self._open:
             self._open = False
             self._disk.close(self._file)
+
+    def __enter__(self) -> ScatteredFile:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close the file after an error; else :meth:`sync` closes it."""
+        if error is not None:
+            self.close()
 
 
 __all__ = ["ScatteredFile", "joined_crc32c"]

@@ -41,13 +41,15 @@ class _Upload:
     Attributes:
         url: the file.
         part: bytes that are not in flight.
+        sent: number of bytes before them.
+        scattered: whether bytes have not come from front to back: then all of them stay in memory.
         stream: open upload in parts; None as long as the file may fit into one part.
         last: the last part in flight.
         ended: whether all bytes are written.
     """
 
     def __init__(self, url: Url) -> None:
-        self.url, self.part = url, bytearray()
+        self.url, self.part, self.sent, self.scattered = url, bytearray(), 0, False
         self.stream: Any = None
         self.last: Future[None] | None = None
         self.ended = False
@@ -78,20 +80,19 @@ class UrlDisk(Disk):
         self._files[number] = _Upload(_url(path))
         return number
 
-    def write(self, file: int, data: memoryview) -> int:
-        upload = self._files[file]
-        room = PART_BYTES - len(upload.part)
-        upload.part += data[:room]
-        if len(upload.part) == PART_BYTES and len(data) > room:
-            self._send_part(upload)
-        return min(room, len(data))
-
     def write_at(self, file: int, data: memoryview, begin: int) -> int:
-        part = self._files[file].part
-        end = begin + len(data)
-        if end > len(part):
-            part.extend(bytes(end - len(part)))
-        part[begin:end] = data
+        """Write some bytes. From front to back, parts are sent as they fill."""
+        upload = self._files[file]
+        at = begin - upload.sent
+        upload.scattered |= at != len(upload.part)
+        if not upload.scattered:
+            if at >= PART_BYTES:
+                self._send_part(upload)
+                at = 0
+            data = data[: PART_BYTES - at]
+        elif at > len(upload.part):
+            upload.part.extend(bytes(at - len(upload.part)))
+        upload.part[at : at + len(data)] = data
         return len(data)
 
     def begin_sync(self, file: int, begin: int, size: int) -> None:
@@ -153,6 +154,7 @@ class UrlDisk(Disk):
             upload.stream = upload.url.store.stream(str(upload.url), PART_BYTES)
         stream, data = upload.stream, upload.part
         upload.part = bytearray()
+        upload.sent += len(data)
         self._send(upload, lambda: stream.write(data))
 
     def _send(self, upload: _Upload, work: Callable[[], object]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +31,9 @@ from torch_dynemb.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.admission import AdmitFrequent
-from torch_dynemb.table import content, row_access
-from torch_dynemb.table.tables import exported
+from torch_dynemb.rows.read import batches_at
+from torch_dynemb.table import content
+from torch_dynemb.table.clock import next_now
 
 _ROWS = 1 << 16  # rows of a write
 _UNFINISHED = ".tmp"
@@ -74,14 +75,6 @@ class _Shape(NamedTuple):
     sum: int
     clock: int
     steps: int
-
-
-class _Entries(NamedTuple):
-    """Index entries of a part: int64 [n] each, ids ascending; scores [n, words]."""
-
-    ids: Tensor
-    handles: Tensor
-    scores: Tensor
 
 
 def dump_kind(optimizer: OptimizerConfig | None) -> str | None:
@@ -167,7 +160,9 @@ def dump_table(
         ValueError: column shards of the table have different ids.
         OSError: the disk is full, or fails.
     """
-    entries = ranks.run(lambda: [_entries_of(part) for part in parts])
+    entries = ranks.run(
+        lambda: [content.sorted_entries(part.group.tables, part.table) for part in parts]
+    )
     counts = [
         content.read_counts(part.group.tables, part.table) if options.counter else None
         for part in parts
@@ -349,47 +344,29 @@ def _files_of(
     return {item: _File(table_file(folder, table, item), *shape) for item, shape in shapes.items()}
 
 
-def _entries_of(part: TablePart) -> _Entries:
-    """Return the index entries of a part, ids ascending."""
-    tables = part.group.tables
-    none = torch.empty(0, dtype=torch.int64, device=tables.device)
-    batches = list(exported(tables, part.table, 1 << 20))
-    ids = torch.cat([none, *(batch.ids for batch in batches)])
-    handles = torch.cat([none, *(batch.handles for batch in batches)])
-    order = ids.argsort()
-    kept = [tables.config.layout.score_words.index(word) for word in dumped_scores(part)]
-    scores = torch.cat([none.reshape(0, len(kept)), *(batch.scores[:, kept] for batch in batches)])
-    return _Entries(ids[order], handles[order], scores[order])
-
-
-def _blocks(of: _Entries) -> Iterator[tuple[int, _Entries]]:
-    for begin in range(0, of.ids.numel(), _ROWS):
-        some = slice(begin, begin + _ROWS)
-        yield begin, _Entries(of.ids[some], of.handles[some], of.scores[some])
-
-
-def _write_part(files: dict[str, _File], part: TablePart, of: _Entries, begin: int) -> None:
+def _write_part(
+    files: dict[str, _File], part: TablePart, entries: content.TableEntries, row: int
+) -> None:
     """Write the rows of a part.
 
     Args:
         files: by content.
         part: of the table.
-        of: its index entries.
-        begin: its first row in the files.
+        entries: its ids, ascending.
+        row: its first row in the files.
     """
-    first = part.first_column
-    for within, some in _blocks(of):
-        row = begin + within
-        values = row_access.read_rows(part.group.tables, part.table, some.ids, some.handles)
-        files["emb_values"].write(row, first, values.rows)
+    first, words = part.first_column, dumped_scores(part)
+    for batch in batches_at(part.group.tables, part.table, entries, _ROWS, scores=words):
+        files["emb_values"].write(row, first, batch.rows)
         if "emb_opt_values" in files:
-            for number, state in enumerate(values.state.values()):
+            for number, state in enumerate(batch.state.values()):
                 files["emb_opt_values"].write(row, number * part.embedding_dim + first, state)
-        if first > 0:
-            continue
-        files["emb_keys"].write(row, 0, some.ids[:, None])
-        if "emb_scores" in files:
-            files["emb_scores"].write(row, 0, _dumped(part, some.scores))
+        if first == 0:
+            files["emb_keys"].write(row, 0, batch.ids[:, None])
+            if "emb_scores" in files:
+                scores = torch.stack([batch.scores[word] for word in words], 1)
+                files["emb_scores"].write(row, 0, _dumped(part, scores))
+        row += batch.ids.numel()
 
 
 def _dumped(part: TablePart, scores: Tensor) -> Tensor:
@@ -404,10 +381,7 @@ def _dumped(part: TablePart, scores: Tensor) -> Tensor:
         return scores
     result, word = scores.clone(), names.index("timestamp")
     if len(names) == 1:
-        proposed = part.group.clock.proposed
-        now = int(part.group.index.clock[Clock.NOW])
-        now = max(now, 0 if proposed is None else int(proposed))
-        result[:, word] = now - result[:, word]
+        result[:, word] = next_now(part.group.tables) - result[:, word]
     result[:, word] = result[:, word].clamp(min=0) * SECOND
     return result
 

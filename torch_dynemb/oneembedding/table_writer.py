@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer
-from torch_dynemb.checkpoint import CheckpointTable
 from torch_dynemb.checkpoint.manifest.places import check_replaceable, check_unclaimed, claimed
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedDense
-from torch_dynemb.checkpoint.reading.saved_table import CheckpointFiles
 from torch_dynemb.checkpoint.saving.save import finish_folder
-from torch_dynemb.checkpoint.tools.part_writer import PartOfTable, PartWriter, TensorFiles
+from torch_dynemb.checkpoint.saving.table_files import Folder, PartWriter, RowsShape
 from torch_dynemb.files.disk import Disk
 from torch_dynemb.files.locations import local
 from torch_dynemb.oneembedding.embedding import Embedding
@@ -173,13 +171,13 @@ class PersistentTableWriter:
             return
         self._closed = True
         try:
-            files = TensorFiles(_DISK, self._unfinished)
             tables = {}
-            for number, (spool, table) in enumerate(
-                zip(self._spools, self._target.tables, strict=True)
-            ):
-                tables[table_entry(number)] = self._write_table(files, number, spool, table)
-                spool.remove()
+            with Folder(_DISK, self._unfinished) as folder:
+                for number, (spool, table) in enumerate(
+                    zip(self._spools, self._target.tables, strict=True)
+                ):
+                    tables[table_entry(number)] = self._write_table(folder, number, spool, table)
+                    spool.remove()
         except BaseException:
             self._remove()
             raise
@@ -190,25 +188,17 @@ class PersistentTableWriter:
             finish_folder(_DISK, self._folder, manifest)
 
     def _write_table(
-        self, files: TensorFiles, number: int, spool: KeyValueSpool, saved: SavedTable
+        self, folder: Folder, number: int, spool: KeyValueSpool, saved: SavedTable
     ) -> SavedTable:
         layout = self._target.layout
         places = spool.places()
-        table = CheckpointTable(
-            table_entry(number), saved, CheckpointFiles(self._unfinished, _opens_nothing)
-        )
-        state = {tensor.name: slice(0, tensor.columns(layout.dim)) for tensor in layout.state}
         columns = range(layout.dim)
-        part = PartOfTable(0, 1, places.numel(), columns, state)
-        writer = PartWriter(files, table, part)
-        try:
+        shape = RowsShape.of_saved(table_entry(number), saved, 0, 1, columns, places.numel())
+        with PartWriter(folder, shape) as writer:
             size = max(1, _PIECE_BYTES // (8 + layout.width * self._value_type.itemsize))
             for ids, of_ids in spool.batches(places, size):
-                batch = layout.parted(ids, of_ids, table.dtype)
-                writer.append(batch, torch.arange(ids.shape[0], device="cpu"))
-            writer.finish()
-        finally:
-            writer.close()
+                batch = layout.parted(ids, of_ids, saved.column_dtype)
+                writer.append(batch.each(Tensor.contiguous))
         whole = SavedPart(
             *(0, 0, layout.dim, 0, 1, 1, places.numel(), 0, NO_GROUP, 0, [0] * TABLE_COLUMNS),
             optimizer_steps=self._target.steps,
@@ -216,10 +206,6 @@ class PersistentTableWriter:
         )
         saved.parts.append(whole)
         return saved
-
-
-def _opens_nothing(rows: Any) -> Any:
-    raise AssertionError("a table that is written has no files to be read")
 
 
 def _tensor(value: Any) -> Any:

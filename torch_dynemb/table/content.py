@@ -66,14 +66,15 @@ def read_entries(tables: Tables, table: int) -> TableEntries:
     )
 
 
-def _sorted_entries(tables: Tables, table: int) -> TableEntries:
+def sorted_entries(tables: Tables, table: int) -> TableEntries:
+    """Copy the ids of a table, or of a counter table, in ascending order."""
     entries = read_entries(tables, table)
     return entries.ordered(torch.argsort(entries.ids))
 
 
 def read_content(tables: Tables, table: int) -> RowBatch:
     """Copy a table's content, with ascending ids and the scores that the table itself stores."""
-    ids, handles, words = _sorted_entries(tables, table)
+    ids, handles, words = sorted_entries(tables, table)
     scores = {
         name: words[:, tables.config.layout.word(name)].clone()
         for name in score_names(tables, table)
@@ -86,7 +87,7 @@ def read_counts(tables: Tables, table: int) -> CountedIds | None:
     counters = tables.config.layout.counters[table]
     if counters is None:
         return None
-    ids, counts, _ = _sorted_entries(tables, counters)
+    ids, counts, _ = sorted_entries(tables, counters)
     return CountedIds(ids, counts + 1)  # stored like handles, where 0 means an empty slot
 
 
@@ -117,4 +118,5 @@ __all__ = [
     "score_names",
     "set_optimizer_steps",
     "sketch_of",
+    "sorted_entries",
 ]

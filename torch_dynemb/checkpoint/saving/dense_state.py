@@ -18,9 +18,8 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.file_names import dense_file
 from torch_dynemb.checkpoint.manifest.records import SavedEntry
-from torch_dynemb.checkpoint.saving.table_files import Folder, Section
+from torch_dynemb.checkpoint.saving.table_files import Folder
 from torch_dynemb.distributed.dtensors import is_dtensor
-from torch_dynemb.files.tensor_file import TensorShape
 from torch_dynemb.nn.wrappers import plain_names
 from torch_dynemb.parts.saved_tables import SavedFile
 from torch_dynemb.table.dense_state import dense_only
@@ -80,12 +79,12 @@ def load_dense_state(model: nn.Module, state: Mapping[str, Any]) -> None:
         model.load_state_dict(own, strict=False)
 
 
-def dense_source(kind: str, model: nn.Module, rank: int) -> DenseSource:
-    """Collect the dense state of a model.
+def dense_source(kind: str, state: Mapping[str, Any], rank: int) -> DenseSource:
+    """Collect what a rank saves of the dense state of a model.
 
     Args:
         kind: kind of its file.
-        model: the model.
+        state: result of :func:`dense_state`.
         rank: rank of this process.
 
     Raises:
@@ -93,7 +92,7 @@ def dense_source(kind: str, model: nn.Module, rank: int) -> DenseSource:
     """
     pieces: list[Piece] = []
     values: dict[str, Any] = {}
-    for name, value in dense_state(model).items():
+    for name, value in state.items():
         if isinstance(value, Tensor):
             pieces += _pieces_of(name, value, rank)
         else:
@@ -169,16 +168,14 @@ def write_dense(folder: Folder, source: DenseSource) -> tuple[SavedFile | None, 
     """
     if not source.pieces:
         return None, {}
-    sections = []
+    tensors: dict[str, Tensor] = {}
     entries: dict[str, list[SavedEntry]] = {}
     for number, piece in enumerate(source.pieces):
         tensor = f"{piece.name}#{number}" if piece.offsets else piece.name
-        values = piece.values
-        shape = TensorShape(tensor, values.dtype, tuple(values.shape))
-        sections.append(Section(shape, lambda _, values=values: iter([values.cpu().contiguous()])))  # type: ignore[misc]
+        tensors[tensor] = piece.values
         entry = SavedEntry(0, tensor, list(piece.offsets), list(piece.sizes))
         entries.setdefault(piece.name, []).append(entry)
-    file = folder.write(dense_file(source.kind, folder.rank, folder.ranks), sections, 0)
+    file = folder.write(dense_file(source.kind, folder.rank, folder.ranks), tensors, 0)
     return file, entries
 
 

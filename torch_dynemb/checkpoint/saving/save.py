@@ -14,7 +14,13 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
-from torch_dynemb.checkpoint.file_names import DELTA, DENSE, FULL, MANIFEST, STATE
+from torch_dynemb.checkpoint.file_names import (
+    DELTA,
+    DENSE,
+    FULL,
+    MANIFEST,
+    STATE,
+)
 from torch_dynemb.checkpoint.manifest.places import (
     check_replaceable,
     check_unclaimed,
@@ -38,8 +44,6 @@ from torch_dynemb.checkpoint.saving.increments import (
     parent_of,
     write_changes,
 )
-from torch_dynemb.checkpoint.saving.pinned import pin_rows, unpin_rows
-from torch_dynemb.checkpoint.saving.source import GroupSource, source_of, write_initial_rows
 from torch_dynemb.checkpoint.saving.staging import staged
 from torch_dynemb.checkpoint.saving.table_files import Folder, SourcePart, write_group
 from torch_dynemb.console.progress import progress_bar
@@ -60,14 +64,19 @@ from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.parts.saved_tables import (
     NO_GROUP,
     SavedFile,
-    SavedPart,
     SavedTable,
-    described_table,
 )
 from torch_dynemb.parts.table_parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.parts.whole_tables import check_same_ids, check_whole, together
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.process.torch_modes import one_thread, plain_torch
+from torch_dynemb.rows.source import (
+    GroupSource,
+    pin_rows,
+    source_of,
+    unpin_rows,
+    write_initial_rows,
+)
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.undisturbed import Undisturbed
 
@@ -213,12 +222,12 @@ def save(
     gathered = ranks.gather(([(ranks.rank, part.shard) for part in parts], uuids.uuid4().hex))
     check_whole([place for places, _ in gathered for place in places])
     uuid = gathered[0][1]
-    reading = ranks.run(lambda: begin_reading("checkpoint.save", parts, model))
+    dense, reading = ranks.run(lambda: begin_reading("checkpoint.save", parts, model))
 
     def read() -> ModelSource:
         with reading:
             whole = parts if parent is None else ()
-            return source_of_model(whole, model, state, ranks, asynchronous)
+            return source_of_model(whole, dense, state, ranks, asynchronous)
 
     source = ranks.run(read)
     increment = increment_of(ranks, parts, parent)
@@ -273,16 +282,16 @@ def check_saveable(call: str, group: TableGroup) -> None:
 
 def source_of_model(
     parts: Sequence[TablePart],
-    model: nn.Module,
+    dense: Mapping[str, Any],
     state: Mapping[str, Any] | None,
     ranks: Ranks,
     to_be_copied: bool = False,
 ) -> ModelSource:
-    """Collect what a rank saves of a model, after open steps have ended.
+    """Collect what a rank saves of a model.
 
     Args:
         parts: tables that are saved.
-        model: model with the dense state.
+        dense: dense state of the model.
         state: state from the program.
         ranks: ranks that save together.
         to_be_copied: see :func:`source_of`.
@@ -291,7 +300,6 @@ def source_of_model(
         TypeError: an entry cannot be saved.
     """
     groups = groups_of(parts)
-    end_steps(parts)
     sources = [source_of(group.tables, to_be_copied=to_be_copied) for group in groups]
     of_groups = [
         [
@@ -313,14 +321,16 @@ def source_of_model(
         sources,
         of_groups,
         (
-            dense_source(DENSE, model, ranks.rank),
+            dense_source(DENSE, dense, ranks.rank),
             state_source(STATE, state, ranks.rank),
         ),
     )
 
 
-def begin_reading(call: str, parts: Sequence[TablePart], model: nn.Module) -> Undisturbed:
-    """Guard a model against changes while it is read. Open training steps are ended first.
+def begin_reading(
+    call: str, parts: Sequence[TablePart], model: nn.Module
+) -> tuple[dict[str, Any], Undisturbed]:
+    """End open training steps. Return the dense state of a model, and a guard against changes.
 
     Args:
         call: prefix of errors.
@@ -331,8 +341,9 @@ def begin_reading(call: str, parts: Sequence[TablePart], model: nn.Module) -> Un
         InUseError: another thread is changing the tables now.
     """
     end_steps(parts)
-    dense = [value for value in dense_state(model).values() if type(value) is torch.Tensor]
-    return Undisturbed(call, groups_of(parts), dense)
+    dense = dense_state(model)
+    tensors = [value for value in dense.values() if type(value) is torch.Tensor]
+    return dense, Undisturbed(call, groups_of(parts), tensors)
 
 
 def _bytes_of_orders(source: ModelSource) -> int:
@@ -449,13 +460,10 @@ def _write_files(
     ):
         for number, (group, parts) in enumerate(zip(source.groups, source.parts, strict=True)):
             write_initial_rows(group)
-            saved, of_parts = write_group(to, group, parts, number)
+            saved, of_tables = write_group(to, group, parts, number)
             unpin_rows([group])
             groups.append(saved)
-            tables += [
-                (part.name, _table_of(group, part, saved_part))
-                for part, saved_part in zip(parts, of_parts, strict=True)
-            ]
+            tables += of_tables
         if source.increment is not None:
             file, tables = write_changes(to, source.increment)
             changes.append(file)
@@ -466,21 +474,6 @@ def _write_files(
 def _bytes_of(group: GroupSource) -> int:
     rows = sum((8 + slab.row_bytes) * slab.used for slab in group.slabs)
     return rows + sum(of.numel() * of.element_size() for of in group.entries.values())
-
-
-def _table_of(group: GroupSource, part: SourcePart, saved: SavedPart) -> SavedTable:
-    return described_table(
-        group.config,
-        part.number,
-        saved,
-        embedding_dim=part.embedding_dim,
-        dtype=part.dtype,
-        optimized=part.optimized,
-        seeds=group.entries["seeds"],
-        hyper=group.hyper,
-        clock=group.entries["clock"],
-        now=group.now,
-    )
 
 
 def _manifest_of(uuid: str, parent: str | None, written: Sequence[_Written]) -> Manifest:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.saving.table_files import Folder, Section
+from torch_dynemb.checkpoint.saving.table_files import Folder
 from torch_dynemb.checkpoint.snapshots.places import STATE, StoredGroup, segment_file
 from torch_dynemb.checkpoint.snapshots.records import REMEDY, SavedSegments, SavedStore, damaged
 from torch_dynemb.errors import DamagedFileError, DamagedStoreError
@@ -62,7 +62,7 @@ def write_state(folder: Folder, stored: StoredGroup, rows: ops.StoreSnapshot) ->
         entries[_records(slab.name)] = records
     entries.update(_pending_evictions(tables))
     entries["format"] = table_state.format_entry(tables)
-    return folder.write(STATE, [Section.of(name, of) for name, of in entries.items()], 0)
+    return folder.write(STATE, entries, 0)
 
 
 def _pending_evictions(tables: Tables) -> dict[str, Tensor]:

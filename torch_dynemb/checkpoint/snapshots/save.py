@@ -161,8 +161,8 @@ def save_snapshot(
     plan = _planned(ranks, stores, name)
     stored_ids = {id(stored.group) for stored in stores}
     in_memory = [part for part in parts if id(part.group) not in stored_ids]
-    reading = ranks.run(lambda: begin_reading("save_snapshot", parts, model))
-    source = ranks.run(lambda: source_of_model(in_memory, model, state, ranks))
+    dense, reading = ranks.run(lambda: begin_reading("save_snapshot", parts, model))
+    source = ranks.run(lambda: source_of_model(in_memory, dense, state, ranks))
     written: list[_UnfinishedStore] = []
     naming = False
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid as uuids
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
@@ -23,16 +23,12 @@ from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.reading.saved_rows import PIECE_BYTES
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
 from torch_dynemb.checkpoint.saving.save import finish_folder
-from torch_dynemb.checkpoint.tools.part_writer import (
-    PartOfTable,
-    PartWriter,
-    TensorFiles,
-)
+from torch_dynemb.checkpoint.saving.table_files import Folder, PartWriter, RowsShape
 from torch_dynemb.console.progress import progress_bar
 from torch_dynemb.distributed.owners import slots_of
-from torch_dynemb.files.checksummed_files import ChecksummedReader, ChecksummedWriter
+from torch_dynemb.files.checksummed_files import ChecksummedReader
 from torch_dynemb.files.disk import Disk
-from torch_dynemb.files.locations import Location, checked_location, prefix_of
+from torch_dynemb.files.locations import Location, checked_location
 from torch_dynemb.files.tensor_file import TensorShape
 from torch_dynemb.files.uploads import disk_of, limits_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, TABLE_COLUMNS, Table
@@ -41,6 +37,7 @@ from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.process.torch_modes import plain_torch
 from torch_dynemb.rows.sketches import combined_sketch
 from torch_dynemb.rows.tensor_names import COUNT, ID, SKETCH
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import IdSlots
 
 _DISK = Disk()
@@ -50,7 +47,6 @@ _COLUMNS_TOGETHER = 4  # the columns of a shard are a multiple of this
 _COUNTERS = slice(Table.INSERTED, Table.DEFAULT_SERVED + 1)
 
 Batch = TypeVar("Batch")
-Progress = Callable[[int], object]
 
 
 class Split(NamedTuple):
@@ -233,15 +229,12 @@ def write_parts(
         if is_taken(target):  # put in place from what a dead save left
             raise FileExistsError(f"{target} exists already: give another path")
         try:
-            files = TensorFiles(disk, folder)
-            with progress_bar(f"{doing} {source.folder.name}", total, progress) as bar:
-                tables = {
-                    name: _write_table(files, split, bar.update) for name, split in splits.items()
-                }
-                copied = {
-                    file.path: _copy(source.folder, files, file, bar.update)
-                    for file in files_of_dense
-                }
+            with (
+                progress_bar(f"{doing} {source.folder.name}", total, progress) as bar,
+                Folder(disk, folder, progress=bar.update) as to,
+            ):
+                tables = {name: _write_table(to, split) for name, split in splits.items()}
+                copied = {file.path: _copy(source.folder, to, file) for file in files_of_dense}
             dense, state = (
                 replace(of, files=[copied[file.path] for file in of.files])
                 for of in (source.manifest.dense, source.manifest.state)
@@ -254,49 +247,44 @@ def write_parts(
         finish_folder(disk, target, manifest)
 
 
-def _copy(folder: Location, files: TensorFiles, file: SavedFile, progress: Progress) -> SavedFile:
+def _copy(source: Location, folder: Folder, file: SavedFile) -> SavedFile:
     """Copy a file, block by block. Return its manifest entry."""
-    name = "/".join(file.path.split("/")[-2:])  # without the prefix of a URL
-    path = files.path / name
-    files.disk.make_folder(path.parent)
-    reader = ChecksummedReader(folder / file.path, file.sums)
+
+    def blocks(reader: ChecksummedReader) -> Iterator[Tensor]:
+        for number in range(len(file.crc32c)):
+            size = min(file.block_bytes, file.bytes - number * file.block_bytes)
+            block = torch.empty(size, dtype=torch.uint8, device="cpu")
+            reader.read_block(number, block)
+            yield block
+
+    reader = ChecksummedReader(source / file.path, file.sums)
     try:
-        writer = ChecksummedWriter(files.disk, path, file.block_bytes)
-        try:
-            for number in range(len(file.crc32c)):
-                size = min(file.block_bytes, file.bytes - number * file.block_bytes)
-                block = torch.empty(size, dtype=torch.uint8, device="cpu")
-                reader.read_block(number, block)
-                writer.write(block)
-                progress(size)
-            writer.finish()
-        finally:
-            writer.close()
+        name = "/".join(file.path.split("/")[-2:])  # without the prefix of a URL
+        return folder.write_pieces(name, blocks(reader), file.rows)
     finally:
         reader.close()
-    return replace(file, path=prefix_of(files.path) + name)
 
 
-def _write_table(files: TensorFiles, split: Split, progress: Progress) -> SavedTable:
+def _write_table(folder: Folder, split: Split) -> SavedTable:
     saved, parts = split.saved, len(split.ids)
-    rows = _write_rows(files, split, progress)
-    counts = _write_counts(files, split)
-    sketches = _write_sketches(files, split)
+    rows = _write_rows(folder, split)
+    counts = _write_counts(folder, split)
+    sketches = _write_sketches(folder, split)
     # event counters of the table are not divided by ids
     happened = torch.tensor([part.counters for part in saved.first_parts], device="cpu").sum(0)[
         _COUNTERS
     ]
     written = []
     for writer in rows:
-        part, ids = writer.part, split.ids[writer.part.number]
+        part, ids = writer.shape, split.ids[writer.shape.part]
         counters = torch.zeros(TABLE_COLUMNS, dtype=torch.int64, device="cpu")
-        if part.number == 0:
+        if part.part == 0:
             counters[_COUNTERS] = happened
         first = part.columns.start == 0
-        sketch = sketches.get(part.number) if first else None
+        sketch = sketches.get(part.part) if first else None
         written.append(
             SavedPart(
-                rank=part.number,
+                rank=part.part,
                 first_column=part.columns.start,
                 columns=len(part.columns),
                 slots_begin=ids.begin,
@@ -309,8 +297,8 @@ def _write_table(files: TensorFiles, split: Split, progress: Progress) -> SavedT
                 counters=counters.tolist(),
                 optimizer_steps=max(of.optimizer_steps for of in saved.parts),
                 rows=writer.files,
-                counts=counts[part.number] if counts and first else None,
-                counted=counts[part.number].rows if counts and first else 0,
+                counts=counts[part.part] if counts and first else None,
+                counted=counts[part.part].rows if counts and first else 0,
                 sketch=None if sketch is None else sketch[0],
                 sketch_width=0 if sketch is None else sketch[1],
             )
@@ -320,34 +308,60 @@ def _write_table(files: TensorFiles, split: Split, progress: Progress) -> SavedT
     return replace(saved, parts=written)
 
 
-def _write_rows(files: TensorFiles, split: Split, progress: Progress) -> list[PartWriter]:
+def _write_rows(folder: Folder, split: Split) -> list[PartWriter]:
     """Write all rows, in one pass or in several if there are many parts."""
     table, parts = split.table, len(split.ids)
     sizes = _sizes(split, table.id_batches(_IDS_AT_ONCE))
     of_state = _state_columns(table, split.columns)
     shards = list(zip(split.columns, of_state, strict=True))
-    at_once = max(1, min(_FILES_AT_ONCE, limits_of(files.disk).open_files) // len(shards))
+    at_once = max(1, min(_FILES_AT_ONCE, limits_of(folder.disk).open_files) // len(shards))
     done: list[PartWriter] = []
     for begin in range(0, parts, at_once):
         numbers = range(begin, min(begin + at_once, parts))
         with ExitStack() as stack:
-            writers: dict[int, list[PartWriter]] = {}
+            writers: dict[int, list[_ShardWriter]] = {}
             for number in numbers:
                 writers[number] = []
                 for columns, state in shards:
-                    part = PartOfTable(number, parts, sizes[number], columns, state)
-                    writers[number].append(PartWriter(files, table, part))
-                    stack.callback(writers[number][-1].close)
+                    shape = RowsShape.of_saved(
+                        table.name, split.saved, number, parts, columns, sizes[number]
+                    )
+                    writer = stack.enter_context(PartWriter(folder, shape))
+                    writers[number].append(_ShardWriter(writer, columns, state))
+                    done.append(writer)
             size = max(1, PIECE_BYTES // table.row_bytes)
             for batch in table.batches_by_shard(size, split.columns):
                 for number, places in _dealt(split.owners(batch.ids), numbers):
-                    for writer in writers[number]:
-                        writer.append(batch, places)
-                    progress(places.numel() * table.row_bytes)
-            for writer in (of for number in numbers for of in writers[number]):
-                writer.finish()
-                done.append(writer)
+                    for of in writers[number]:
+                        of.append(batch, places)
     return done
+
+
+class _ShardWriter(NamedTuple):
+    """Writer of some columns of rows.
+
+    Attributes:
+        writer: their writer.
+        columns: columns within the whole table.
+        state: by state tensor, the slice of a whole row's state; for one value per row, of the
+            values of all column shards.
+    """
+
+    writer: PartWriter
+    columns: range
+    state: Mapping[str, slice]
+
+    def append(self, batch: RowBatch, places: Tensor) -> None:
+        """Write some of the whole rows of a batch.
+
+        Args:
+            batch: whole rows, with all scores and all state, by shard.
+            places: int64 [n], positions of the rows in the batch.
+        """
+        columns = slice(self.columns.start, self.columns.stop)
+        state = {name: values[:, self.state[name]] for name, values in batch.state.items()}
+        shard = batch._replace(rows=batch.rows[:, columns], state=state)
+        self.writer.append(shard.each(lambda values: values.index_select(0, places)))
 
 
 def _sizes(split: Split, batches: Iterable[Tensor]) -> list[int]:
@@ -371,7 +385,7 @@ def _dealt(owners: Tensor, numbers: range) -> Iterator[tuple[int, Tensor]]:
             yield number, order[begin:end]
 
 
-def _write_counts(files: TensorFiles, split: Split) -> list[SavedFile]:
+def _write_counts(folder: Folder, split: Split) -> list[SavedFile]:
     """Write the ids that wait for admission, in one file per part; none if they are not counted."""
     table, parts = split.table, len(split.ids)
     if not table.counts_ids:
@@ -380,25 +394,24 @@ def _write_counts(files: TensorFiles, split: Split) -> list[SavedFile]:
     first = range(table.embedding_dim)
     names = [counts_file(table.name, number, parts, first) for number in range(parts)]
     written: list[SavedFile] = []
-    at_once = min(_FILES_AT_ONCE, limits_of(files.disk).open_files)
+    at_once = min(_FILES_AT_ONCE, limits_of(folder.disk).open_files)
     for begin in range(0, parts, at_once):
         numbers = range(begin, min(begin + at_once, parts))
         with ExitStack() as stack:
             opened = {}
             for number in numbers:
                 tensors = [TensorShape(of, torch.int64, (sizes[number],)) for of in (ID, COUNT)]
-                opened[number] = files.create(names[number], tensors)
-                stack.callback(opened[number].close)
+                opened[number] = stack.enter_context(folder.create(names[number], tensors))
             for batch in table.counts(_IDS_AT_ONCE):
                 for number, places in _dealt(split.owners(batch.ids), numbers):
                     opened[number].append(ID, batch.ids[places])
                     opened[number].append(COUNT, batch.counts[places])
             for number, file in opened.items():
-                written.append(files.saved(names[number], file, sizes[number]))
+                written.append(folder.saved(names[number], file, sizes[number]))
     return written
 
 
-def _write_sketches(files: TensorFiles, split: Split) -> dict[int, tuple[SavedFile, int]]:
+def _write_sketches(folder: Folder, split: Split) -> dict[int, tuple[SavedFile, int]]:
     """Write the sketches. Return the file of each part, which parts may share, and its width."""
     sources = [part for part in split.saved.first_parts if part.sketch_width > 0]
     together: list[tuple[set[int], set[int]]] = []  # new parts, and the sources of their ids
@@ -417,7 +430,7 @@ def _write_sketches(files: TensorFiles, split: Split) -> dict[int, tuple[SavedFi
             continue
         cells = combined_sketch(found, max(of.shape[1] for of in found))
         name = sketch_file(split.table.name, min(parts), len(split.ids))
-        file = files.write(name, [(SKETCH, cells)], SKETCH_ROWS)
+        file = folder.write(name, {SKETCH: cells}, SKETCH_ROWS)
         result.update(dict.fromkeys(parts, (file, cells.shape[1])))
     return result
 

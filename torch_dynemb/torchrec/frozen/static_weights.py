@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torch_dynemb.checkpoint.saving.dense_state import Piece, dense_source
+from torch_dynemb.checkpoint.saving.dense_state import Piece, dense_source, dense_state
 from torch_dynemb.distributed.exchange import from_rank
 from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.nn.module_kinds import RankChoice
@@ -42,7 +42,7 @@ def static_weights(
     alone = ranks == "own" or process_group is None
     together = Ranks(None, 0, 1) if alone else ranks_of(process_group)
     gets = ranks == "all" or together.rank == 0
-    pieces = dense_source("static tables", module, together.rank).pieces
+    pieces = dense_source("static tables", dense_state(module), together.rank).pieces
     weights = {}
     for table in tables:
         name = f"{prefix}.{table}.weight"

@@ -1,22 +1,101 @@
-"""Source of a save: the tables of a group, or copies of them."""
+"""The rows and the index of a group at one time: those of its tables, pinned, or copies."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.host import HostMemory
+from torch_dynemb.storage.tiers.tiers import PinnedRecords
 from torch_dynemb.table.clock import next_now
 from torch_dynemb.table.copy_on_write import CopyOnWriteRows, can_copy_on_write
 from torch_dynemb.table.group_config import GroupConfig
-from torch_dynemb.table.row_access import as_kept, materialize, state_tensors
+from torch_dynemb.table.row_access import (
+    as_kept,
+    materialize,
+    read_records,
+    read_rows,
+    state_tensors,
+)
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.state import clamp_counts, used_tensors
 from torch_dynemb.table.tables import Tables
+
+
+class StoredRows:
+    """Rows of a group in a store: current rows, or rows as of the time they were pinned.
+
+    Args:
+        tables: tables of the group.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._pinned: PinnedRecords | None = None
+
+    def copied_bytes(self, slab: int) -> int:
+        """Return the bytes of memory that :meth:`pin` takes for a slab.
+
+        Args:
+            slab: number of the slab.
+        """
+        tiers = self._tables.tiers
+        return 0 if tiers is None else tiers.copied_bytes(slab)
+
+    def pin(self) -> None:
+        """Pin the rows: later reads return them as they are now, also from another thread.
+
+        Raises:
+            RuntimeError: the disk is full, or fails.
+            HostMemoryError: there is too little memory for copies of rows beneath a GPU's cache.
+        """
+        tiers, rows, index = self._tables.tiers, self._tables.rows, self._tables.index
+        assert tiers is not None  # as save() has checked
+        # inputs for the initial values of unwritten rows, in host memory
+        small = rows._replace(
+            weights=[_no_rows(tensor) for tensor in rows.weights],
+            state=[_no_rows(tensor) for tensor in rows.state],
+            hyper=rows.hyper.cpu().clone(),
+            meta=rows.meta.cpu().clone(),
+            init_data=rows.init_data.cpu().clone(),
+        )
+        of_index = index._replace(tables=index.tables.cpu())
+        pinned = tiers.pin()
+        self._tables = replace(self._tables, rows=small, index=of_index)
+        self._pinned = pinned
+
+    def release(self) -> None:
+        """Unpin the rows, if they are pinned."""
+        pinned, self._pinned = self._pinned, None
+        if pinned is not None:
+            pinned.release()
+
+    def read(self, table: int, ids: Tensor, handles: Tensor) -> RowBatch:
+        """Copy rows. Unwritten rows have their initial values.
+
+        Args:
+            table: number of the table.
+            ids: int64 [n].
+            handles: int64 [n], of the ids.
+
+        Raises:
+            RuntimeError: a row is damaged, or cannot be read.
+        """
+        if self._pinned is not None:
+            return read_records(self._tables, self._pinned, table, ids, handles)
+        device = self._tables.device
+        return read_rows(self._tables, table, ids.to(device), handles.to(device)).to("cpu")
+
+
+def _no_rows(tensor: Tensor) -> Tensor:
+    return torch.empty(0, *tensor.shape[1:], dtype=tensor.dtype, device="cpu")
 
 
 class SlabRows(NamedTuple):
@@ -181,10 +260,45 @@ def write_initial_rows(source: GroupSource) -> None:
         )
 
 
+# -- rows that are read in place -----------------------------------------------------------------
+
+
+def pin_rows(groups: Sequence[GroupSource]) -> None:
+    """Pin rows that are not copied. If it fails, call :func:`unpin_rows`.
+
+    Args:
+        groups: groups that are saved.
+
+    Raises:
+        RuntimeError: a disk is full or fails, or address space is exhausted.
+    """
+    for rows in _readers_of(groups):
+        rows.pin()
+
+
+def unpin_rows(groups: Sequence[GroupSource]) -> None:
+    """Unpin the rows that :func:`pin_rows` pinned.
+
+    Args:
+        groups: groups that were saved.
+    """
+    for rows in _readers_of(groups):
+        rows.release()
+
+
+def _readers_of(groups: Sequence[GroupSource]) -> list[StoredRows | CopyOnWriteRows]:
+    """List the readers of the groups, each once: one may read several slabs."""
+    found = [slab.reader for group in groups for slab in group.slabs]
+    return list(dict.fromkeys(reader for reader in found if reader is not None))
+
+
 __all__ = [
     "GroupSource",
     "RowConstants",
     "SlabRows",
+    "StoredRows",
+    "pin_rows",
     "source_of",
+    "unpin_rows",
     "write_initial_rows",
 ]
