@@ -251,10 +251,10 @@ def refused(arguments: list[str]) -> str:
         ("manifest.json", "flipped bit"),
         ("manifest.json", "cut off"),
         ("manifest.json", "missing"),
-        ("state/*", "flipped bit"),
-        ("dense/*", "missing"),
-        ("groups/*", "cut off"),
-        ("rows.tables.category_7/*", "flipped bit"),
+        ("*/state/*", "flipped bit"),
+        ("*/dense/*", "missing"),
+        ("*/groups/*", "cut off"),
+        ("*/rows.tables.category_7/*", "flipped bit"),
     ],
 )
 def test_damaged_checkpoint_is_refused(data, whole, whole_out, tmp_path, of, damage):

@@ -18,7 +18,7 @@ from torch_dynemb.checkpoint.delta_log.changed_parts import (
 )
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_tables
 from torch_dynemb.checkpoint.entries import rank_folder, segment_file
-from torch_dynemb.checkpoint.manifest.places import located
+from torch_dynemb.checkpoint.manifest.file import read_manifest
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedTable
 from torch_dynemb.checkpoint.saving.table_files import Folder
 from torch_dynemb.distributed.together import Ranks
@@ -194,7 +194,7 @@ def parent_of(
             f"checkpoint.save: since is {path}, which the increment would replace: give another "
             "path"
         )
-    uuid = located(path)[1].uuid
+    uuid = read_manifest(path).uuid
     for group in groups:
         reader = _reader(group)
         if reader is None:

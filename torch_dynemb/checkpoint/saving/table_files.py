@@ -36,7 +36,7 @@ from torch_dynemb.files.checksummed_files import (
     space_errors,
 )
 from torch_dynemb.files.disk import Disk
-from torch_dynemb.files.locations import Location, prefix_of
+from torch_dynemb.files.locations import Location
 from torch_dynemb.files.scattered_file import ScatteredFile
 from torch_dynemb.files.tensor_file import TensorShape, header_of
 from torch_dynemb.files.uploads import limits_of
@@ -214,7 +214,7 @@ class Folder:
         self._ended.append(writer)
         if len(self._ended) > _MOST_ENDED:
             self._ended.pop(0).sync()
-        within = prefix_of(self.path) + name
+        within = f"{self.path.name}/{name}"
         return SavedFile(within, rows, sums.bytes, sums.block_bytes, list(sums.sums))
 
     def __enter__(self) -> Folder:

@@ -14,7 +14,7 @@ from torch_dynemb.checkpoint.manifest.records import SavedFile
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
 from torch_dynemb.checkpoint.saving.table_files import FILE_BYTES
 from torch_dynemb.files.disk import Disk
-from torch_dynemb.files.locations import Location, prefix_of
+from torch_dynemb.files.locations import Location
 from torch_dynemb.files.scattered_file import ScatteredFile
 from torch_dynemb.files.tensor_file import TensorShape
 from torch_dynemb.files.uploads import limits_of
@@ -52,7 +52,7 @@ class TensorFiles(NamedTuple):
     def saved(self, name: str, file: ScatteredFile, rows: int) -> SavedFile:
         """Finish a file. Return its manifest entry."""
         sums = file.finish()
-        within = prefix_of(self.path) + name
+        within = f"{self.path.name}/{name}"
         return SavedFile(within, rows, sums.bytes, sums.block_bytes, list(sums.sums))
 
 

@@ -24,7 +24,6 @@ from torch_dynemb.checkpoint.entries import (
     sketch_file,
 )
 from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.manifest.places import claimed, is_taken
 from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
     SavedFile,
@@ -45,8 +44,9 @@ from torch_dynemb.checkpoint.tools.part_writer import (
 from torch_dynemb.console.progress import progress_bar
 from torch_dynemb.distributed.owners import slots_of
 from torch_dynemb.files.checksummed_files import ChecksummedReader, ChecksummedWriter
+from torch_dynemb.files.commit import abandon, claimed, is_taken, new_files
 from torch_dynemb.files.disk import Disk
-from torch_dynemb.files.locations import Location, checked_location, prefix_of
+from torch_dynemb.files.locations import Location, checked_location
 from torch_dynemb.files.tensor_file import TensorShape
 from torch_dynemb.files.uploads import disk_of, limits_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, TABLE_COLUMNS, Table
@@ -234,17 +234,15 @@ def write_parts(
         DamagedFileError: a file is damaged or missing.
         OSError: the disk is full, or fails. In all cases nothing is left of it.
     """
-    if is_taken(target):
-        raise FileExistsError(f"{target} exists already: give another path")
+    _check_absent(target)
     uuid, disk = uuids.uuid4().hex, disk_of(target, _DISK)
     files_of_dense = [*source.manifest.dense.files, *source.manifest.state.files]
     total = sum(split.table.ids * split.table.row_bytes for split in splits.values())
     total += sum(file.bytes for file in files_of_dense)
-    with claimed(disk, target, uuid) as folder:
-        if is_taken(target):  # put in place from what a dead save left
-            raise FileExistsError(f"{target} exists already: give another path")
+    with claimed("checkpoint.save", disk, target, uuid):
         try:
-            files = TensorFiles(disk, folder)
+            files = TensorFiles(disk, new_files(target, uuid))
+            disk.make_folder(files.path)
             with progress_bar(f"{doing} {source.folder.name}", total, progress) as bar:
                 tables = {
                     name: _write_table(files, split, bar.update) for name, split in splits.items()
@@ -259,10 +257,15 @@ def write_parts(
             )
         except BaseException:
             with defer_signals():
-                disk.remove(folder)
+                abandon(disk, target, uuid)
             raise
         manifest = Manifest(uuid, FULL, None, parts, tables, [], dense, state)
-        finish_folder(disk, target, manifest)
+        finish_folder(disk, target, manifest, _check_absent)
+
+
+def _check_absent(path: Location) -> None:
+    if is_taken(path):
+        raise FileExistsError(f"{path} exists already: give another path")
 
 
 def _copy(folder: Location, files: TensorFiles, file: SavedFile, progress: Progress) -> SavedFile:
@@ -285,7 +288,7 @@ def _copy(folder: Location, files: TensorFiles, file: SavedFile, progress: Progr
             writer.close()
     finally:
         reader.close()
-    return replace(file, path=prefix_of(files.path) + name)
+    return replace(file, path=f"{files.path.name}/{name}")
 
 
 def _write_table(files: TensorFiles, split: Split, progress: Progress) -> SavedTable:
