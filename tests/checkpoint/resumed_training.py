@@ -124,7 +124,7 @@ def train(path: Path, say: Callable[[int], object], kill_at: int = 0, workers: i
 
 def _kill_at(number: int, log: DeltaLog) -> None:
     disk = KillingDisk(number)
-    for name in ("checkpoint.saving.save", "delta_log.bases"):
+    for name in ("checkpoint.saving.save", "delta_log.log_folder"):
         sys.modules[f"torch_dynemb.{name}"]._DISK = disk  # type: ignore[attr-defined]
     assert isinstance(log._own.sink, DirectorySink)
     log._own.sink._disk = disk

@@ -16,7 +16,7 @@ from torch_dynemb import errors
 from torch_dynemb.changes import batch as batch_format
 from torch_dynemb.checkpoint import DamagedFileError
 from torch_dynemb.delta_log import DirectorySink
-from torch_dynemb.delta_log.rank_sinks import rank_folders
+from torch_dynemb.delta_log.log_folder import rank_folders
 from torch_dynemb.delta_log.reader import batch_of
 from torch_dynemb.files.disk import Disk
 

@@ -141,7 +141,7 @@ def test_a_close_that_is_interrupted_leaves_the_log_to_its_thread(
     train(model, drawn)
     log.publish()
     with monkeypatch.context() as patch:
-        patch.setattr("torch_dynemb.delta_log.own_log.wait_until_set", interrupted)
+        patch.setattr("torch_dynemb.delta_log.publishing.wait_until_set", interrupted)
         with pytest.raises(KeyboardInterrupt):
             log.close()
     with pytest.raises(InUseError, match="has a writer"):

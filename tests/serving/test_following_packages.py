@@ -19,7 +19,7 @@ from packaged import HEADROOM, VERSION, SmallModel, base_of, features, small_mod
 from publishing import INPUTS, FailingChanges, answer, new_trainer, publish, train
 
 from torch_dynemb import checkpoint, delta_log, serving
-from torch_dynemb.delta_log.position import LogPosition
+from torch_dynemb.delta_log.reader import LogPosition
 from torch_dynemb.delta_log.segment import Segment
 from torch_dynemb.serving.packages.base import PackageBase
 from torch_dynemb.serving.packages.manifest import read_package_manifest

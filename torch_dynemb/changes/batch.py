@@ -473,6 +473,21 @@ def _crc(text: bytes, before: int = 0) -> int:
     return ops.crc32c(as_tensor(text), before)
 
 
+def rank_folder(rank: int, ranks: int) -> str:
+    """Return the folder of a rank's batches, in a delta log or an increment.
+
+    Args:
+        rank: rank of the process.
+        ranks: number of ranks that write.
+    """
+    return f"r{rank:03}-of-{ranks:03}"
+
+
+def segment_file(sequence: int) -> str:
+    """Return the name of a file of batches, given the number of its first batch."""
+    return f"{sequence:020}.delta"
+
+
 __all__ = [
     "CHANGED_CELLS",
     "CHANGED_COUNTS",
@@ -505,4 +520,6 @@ __all__ = [
     "index_of",
     "payload_of",
     "pieces_of_batch",
+    "rank_folder",
+    "segment_file",
 ]

@@ -11,11 +11,12 @@ from torch_dynemb import ops
 from torch_dynemb.changes.batch import COUNTS, ERASE, ROWS, SKETCH, Pieces
 from torch_dynemb.changes.payloads import (
     LoggedPart,
+    LogRows,
+    in_form,
     of_tensors,
     payload_bytes,
     tensors_of_rows,
 )
-from torch_dynemb.changes.row_forms import LogRows, in_form
 from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.ops.columns import Table
 from torch_dynemb.parts.saved_tables import NO_GROUP, SavedPart, described_table

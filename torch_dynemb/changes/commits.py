@@ -17,8 +17,15 @@ from torch_dynemb.changes.batch import (
     Batch,
     Record,
 )
-from torch_dynemb.changes.payloads import LoggedPart, rows_of, tables_of, tensors_of
-from torch_dynemb.changes.row_forms import LOG_ROWS, as_floats, kind_of
+from torch_dynemb.changes.payloads import (
+    LOG_ROWS,
+    LoggedPart,
+    as_floats,
+    kind_of,
+    rows_of,
+    tables_of,
+    tensors_of,
+)
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.ops.columns import SKETCH_ROWS
 from torch_dynemb.parts.saved_tables import SavedTable

@@ -54,21 +54,6 @@ def counts_file(table: str, rank: int, ranks: int, columns: range) -> str:
     )
 
 
-def rank_folder(rank: int, ranks: int) -> str:
-    """Return the folder of a rank's batches, in a delta log or an increment.
-
-    Args:
-        rank: rank of the process.
-        ranks: number of ranks that write.
-    """
-    return f"r{rank:03}-of-{ranks:03}"
-
-
-def segment_file(sequence: int) -> str:
-    """Return the name of a file of batches, given the number of its first batch."""
-    return f"{sequence:020}.delta"
-
-
 def sketch_file(table: str, rank: int, ranks: int) -> str:
     """Return the path of the file with a table's counting sketch."""
     return f"{table_folder(table)}/sketch-r{rank:03}-of-{ranks:03}.safetensors"
@@ -116,9 +101,7 @@ __all__ = [
     "dense_file",
     "group_file",
     "is_own",
-    "rank_folder",
     "rows_file",
-    "segment_file",
     "sketch_file",
     "table_folder",
 ]

@@ -14,8 +14,7 @@ from os import PathLike
 from pathlib import Path
 
 from torch_dynemb.argument_checks import integer
-from torch_dynemb.changes.batch import COMMIT_BYTES
-from torch_dynemb.checkpoint.file_names import segment_file
+from torch_dynemb.changes.batch import COMMIT_BYTES, segment_file
 from torch_dynemb.delta_log.segment import Placed, Segment
 from torch_dynemb.errors import InUseError
 from torch_dynemb.files.checksummed_files import space_errors

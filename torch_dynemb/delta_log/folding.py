@@ -1,12 +1,13 @@
-"""Folding of the commits of a log into the changes since its base, for training that resumes."""
+"""Loading of the last commit of a log: its base and the commits since then, as one load."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torch_dynemb.changes.batch import (
     CHANGED_CELLS,
@@ -27,23 +28,122 @@ from torch_dynemb.changes.commits import (
 )
 from torch_dynemb.changes.payloads import LoggedPart, tables_of, tensors_of
 from torch_dynemb.checkpoint.loading.later import LaterChanges, LaterTable, shards_of
+from torch_dynemb.checkpoint.loading.load import LoadReport, load_parts
+from torch_dynemb.checkpoint.manifest.file import check_full
+from torch_dynemb.checkpoint.manifest.places import located
+from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
-from torch_dynemb.delta_log.latest_rows import LatestRows
+from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
+from torch_dynemb.checkpoint.saving.dense_state import dense_state
+from torch_dynemb.checkpoint.saving.handle import check_none_running
+from torch_dynemb.checkpoint.saving.increments import count_from
+from torch_dynemb.checkpoint.saving.save import check_saveable
 from torch_dynemb.delta_log.program_state import state_of
+from torch_dynemb.delta_log.reader import LogReader
+from torch_dynemb.delta_log.sink import DeltaSink
+from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.errors import DamagedFileError
+from torch_dynemb.files.locations import Location, checked_location
 from torch_dynemb.parts.saved_checks import check_parts
 from torch_dynemb.parts.saved_tables import SavedTable
-from torch_dynemb.parts.table_parts import TablePart
+from torch_dynemb.parts.table_parts import TablePart, groups_of
 from torch_dynemb.parts.whole_tables import together
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
+from torch_dynemb.process.torch_modes import one_thread
 from torch_dynemb.rows.column_shards import by_shard
 from torch_dynemb.rows.tensor_names import COUNT, PLACE, WEIGHT, score_entry, state_entry
 from torch_dynemb.rows.tensor_names import SKETCH as CELLS
+from torch_dynemb.table.clock import next_now
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import IdSlots
 
+_CALL = "delta_log.resume"
 _IDS_AT_ONCE = 1 << 18
+_LEAST_WAITING = 1 << 16
+
+
+def load_commits(
+    ranks: Ranks,
+    base: str | PathLike[str],
+    sinks: Callable[[], Sequence[DeltaSink]],
+    model: nn.Module,
+    parts: Sequence[TablePart],
+    progress: bool | None,
+) -> LoadReport:
+    """Load a base and all whole commits after it. All ranks call it.
+
+    Changed rows are folded in memory first, so each row is loaded once.
+
+    Args:
+        ranks: ranks that load together.
+        base: path of the base.
+        sinks: returns the sinks of all ranks that published.
+        model: model to load.
+        parts: its tables on this rank.
+        progress: show a progress bar.
+
+    Raises:
+        Exception: as :func:`resume`. The model is unchanged then.
+    """
+
+    def prepare() -> tuple[Location, Manifest]:
+        check_none_running()
+        for group in groups_of(parts):
+            check_saveable(_CALL, group)
+        folder, manifest = located(checked_location(_CALL, base))
+        check_full(_CALL, folder, manifest)
+        return folder, manifest
+
+    folder, manifest = ranks.run(prepare)
+    ranks.agree(_CALL, base=manifest.uuid)
+    of_ranks = ranks.gather([part.name for part in parts])
+    names = {name for of_rank in of_ranks for name in of_rank}
+    ranks.run(lambda: _check_names(manifest, names, model))
+
+    def folded(until: int | None) -> Folding:
+        reader = LogReader(sinks, base=manifest.uuid, sequence=None)
+        with open_checkpoint(str(folder)) as saved, one_thread():
+            result = Folding(saved, parts)
+            for batches in reader.read(until):
+                result.add(batches)
+                reader.taken(batches)
+        return result
+
+    folding = ranks.run(lambda: folded(None))
+    # a trainer that still publishes: some ranks have read more commits than others
+    last = min(ranks.gather(folding.sequence))
+    if folding.sequence > last:
+        folding = folded(last)
+    later = ranks.run(folding.result)
+    report = load_parts(
+        ranks, _CALL, folder, manifest, parts, model, strict=True, progress=progress, later=later
+    )
+
+    def counted() -> None:
+        count_from(groups_of(parts), None)
+        for group in groups_of(parts):
+            host = group.tables.host
+            # times go on from those of the commit if this machine's clock is behind
+            host.last_reading = max(host.last_reading, next_now(group.tables))
+
+    ranks.run(counted)
+    return report
+
+
+def _check_names(manifest: Manifest, names: set[str], model: nn.Module) -> None:
+    """Raise ValueError if a model has other tables or dense entries than the log."""
+    of_dense = {*manifest.dense.entries, *(manifest.dense.values or {})}
+    pairs = [
+        ("tables", manifest.tables.keys(), names),
+        ("dense entries", of_dense, dense_state(model).keys()),
+    ]
+    for what, logged, own in pairs:
+        if logged != own:
+            raise ValueError(
+                f"{_CALL}: {what} {sorted(logged - own)} are only in the log, and "
+                f"{sorted(own - logged)} only in the model: give the model that was published"
+            )
 
 
 class Folding:
@@ -268,4 +368,94 @@ def _admission_of(
     ]
 
 
-__all__ = ["Folding", "can_resume"]
+class LatestRows:
+    """The last row of each id, from changes that are added in order.
+
+    Added rows wait until there are as many as folded ones, so that adding n rows takes O(n log n)
+    and memory for twice the distinct ids.
+    """
+
+    def __init__(self) -> None:
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._ids, self._places = [none], [none]  # the place of a removed id is -1
+        self._columns: dict[str, list[Tensor]] = {}
+        self._folded = self._rows = self._waiting = 0
+
+    def add(self, ids: Tensor, columns: Mapping[str, Tensor], removed: Tensor) -> None:
+        """Add rows, and remove ids.
+
+        Args:
+            ids: int64 [n], unique.
+            columns: [n, ...] each, with the same names in every call.
+            removed: int64 [m], unique, other ids.
+        """
+        count = ids.numel()
+        if count + removed.numel() == 0:
+            return
+        self._ids += [ids, removed]
+        self._places.append(torch.arange(self._rows, self._rows + count, device="cpu"))
+        self._places.append(torch.full_like(removed, -1))
+        for name, values in columns.items():
+            self._columns.setdefault(name, []).append(values)
+        self._rows += count
+        self._waiting += count + removed.numel()
+        if self._waiting > max(_LEAST_WAITING, self._folded):
+            self._fold()
+
+    def remove_owned(self, slots: IdSlots) -> None:
+        """Remove all ids of a part.
+
+        Args:
+            slots: slots of the part.
+        """
+        ids = self.ids()
+        self.add(ids[:0], {}, ids[slots.owned(ids)])
+
+    def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
+        """Replace a column.
+
+        Args:
+            name: its name.
+            change: returns the new values, [n, ...], from the old ones.
+        """
+        self._fold()
+        if name in self._columns:
+            self._columns[name] = [change(self._columns[name][0])]
+
+    def touched(self) -> Tensor:
+        """Return all ids that were added or removed, int64 [n], ascending."""
+        self._fold()
+        return self._ids[0]
+
+    def ids(self) -> Tensor:
+        """Return the ids with a row, int64 [n], ascending."""
+        self._fold()
+        return self._ids[0][self._places[0] >= 0]
+
+    def column(self, name: str, empty: Tensor) -> Tensor:
+        """Return the values of the ids with a row.
+
+        Args:
+            name: name of the column.
+            empty: result if no row was ever added.
+        """
+        self._fold()
+        return self._columns[name][0] if name in self._columns else empty
+
+    def _fold(self) -> None:
+        if self._waiting == 0:
+            return
+        ids, of_ids = torch.cat(self._ids).unique(return_inverse=True)
+        order = torch.arange(of_ids.numel(), device="cpu")
+        last = torch.zeros_like(ids).scatter_reduce_(0, of_ids, order, "amax")
+        places = torch.cat(self._places)[last]
+        here = places >= 0
+        for name, values in self._columns.items():
+            self._columns[name] = [torch.cat(values)[places[here]]]
+        self._rows = int(here.sum())
+        places[here] = torch.arange(self._rows, device="cpu")
+        self._ids, self._places = [ids], [places]
+        self._folded, self._waiting = ids.numel(), 0
+
+
+__all__ = ["Folding", "LatestRows", "can_resume", "load_commits"]

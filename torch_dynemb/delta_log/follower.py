@@ -17,16 +17,15 @@ from torch_dynemb.changes.batch import Batch
 from torch_dynemb.changes.commits import commit_of
 from torch_dynemb.checkpoint.file_names import MANIFEST
 from torch_dynemb.checkpoint.loading.load import load
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
-from torch_dynemb.delta_log.bases import base_folder, base_folders, newest_base
+from torch_dynemb.delta_log.log_folder import base_folder, base_folders, newest_base
 from torch_dynemb.delta_log.reader import LogReader, batch_of, sinks_of
 from torch_dynemb.delta_log.sink import DeltaSink
 from torch_dynemb.delta_log.targets import FollowTarget, WholeTarget, target_of
 from torch_dynemb.errors import InUseError
 from torch_dynemb.files.locations import Location, is_url, location_of
 from torch_dynemb.files.presence import is_file
-from torch_dynemb.process.one_thread import one_thread
+from torch_dynemb.process.torch_modes import one_thread, plain_torch
 
 Log = str | PathLike[str] | DeltaSink | Sequence[DeltaSink]
 Dense = Literal["follow", "keep"]

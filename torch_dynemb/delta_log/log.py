@@ -13,24 +13,25 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag, integer
-from torch_dynemb.changes.row_forms import LogRows
-from torch_dynemb.checkpoint.file_names import rank_folder
+from torch_dynemb.changes.batch import rank_folder
+from torch_dynemb.changes.payloads import LogRows
 from torch_dynemb.checkpoint.loading.load import LoadReport
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.save import save
 from torch_dynemb.delta_log.attaching import find_base
-from torch_dynemb.delta_log.bases import base_folders, newest_base, remove_bases
+from torch_dynemb.delta_log.folding import load_commits
+from torch_dynemb.delta_log.log_folder import base_folders, newest_base, remove_bases, sink_of
 from torch_dynemb.delta_log.new_base import BaseSaves, Retention
-from torch_dynemb.delta_log.options import LogOptions
 from torch_dynemb.delta_log.own_log import OwnLog
-from torch_dynemb.delta_log.position import LogPosition
-from torch_dynemb.delta_log.program_state import ProgramState, given_state
 from torch_dynemb.delta_log.published_ids import PublishedIds
-from torch_dynemb.delta_log.publishing import Publishing, attached
-from torch_dynemb.delta_log.rank_sinks import sink_of
-from torch_dynemb.delta_log.reader import sinks_of
+from torch_dynemb.delta_log.publishing import (
+    LogOptions,
+    ProgramState,
+    Publishing,
+    attached,
+    given_state,
+)
+from torch_dynemb.delta_log.reader import LogPosition, sinks_of
 from torch_dynemb.delta_log.recorded import RecordedModel
-from torch_dynemb.delta_log.resumed import load_commits
 from torch_dynemb.delta_log.sink import DeltaSink, LockingSink
 from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.errors import ForkedProcessError, InUseError
@@ -38,6 +39,7 @@ from torch_dynemb.files.locations import Location, checked_location
 from torch_dynemb.parts.table_parts import groups_of
 from torch_dynemb.policy.keep import Keep
 from torch_dynemb.process.forked import watch
+from torch_dynemb.process.torch_modes import plain_torch
 
 
 class DeltaLog:
@@ -269,9 +271,7 @@ class DeltaLog:
     ) -> None:
         if self._publishing is not None:
             raise RuntimeError("DeltaLog.attach: the log already has a model: close() it first")
-        own, ranks = self._own, self._ranks
-        recorded = attached(own, ranks, self._options, self._path, model, find)
-        self._publishing = Publishing(own, ranks, recorded)
+        self._publishing = attached(self._own, self._ranks, self._options, self._path, model, find)
         self._steps, self._published_at = 0, time.monotonic()
 
     # -- publishing ----------------------------------------------------------------------------

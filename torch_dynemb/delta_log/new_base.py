@@ -14,7 +14,7 @@ from torch_dynemb.argument_checks import duration, integer
 from torch_dynemb.checkpoint.saving.handle import SaveHandle
 from torch_dynemb.checkpoint.saving.save import save
 from torch_dynemb.delta_log.attaching import uuid_of
-from torch_dynemb.delta_log.bases import base_folder, remove_bases
+from torch_dynemb.delta_log.log_folder import base_folder, remove_bases
 from torch_dynemb.delta_log.own_log import OwnLog
 from torch_dynemb.delta_log.publishing import Publishing
 from torch_dynemb.distributed.together import Ranks

@@ -10,8 +10,7 @@ import socket
 import uuid
 from collections.abc import Iterator
 
-from torch_dynemb.changes.batch import COMMIT_BYTES
-from torch_dynemb.checkpoint.file_names import segment_file
+from torch_dynemb.changes.batch import COMMIT_BYTES, segment_file
 from torch_dynemb.errors import InUseError, NewBaseNeededError
 from torch_dynemb.files.locations import Url
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 from torch_dynemb.changes.batch import Batch, Head, encoded
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.delta_log.reader import batch_of, chain_after
 from torch_dynemb.delta_log.recorded import Changed
 from torch_dynemb.delta_log.sink import DeltaSink, LockingSink
 from torch_dynemb.errors import InUseError, NewBaseNeededError
 from torch_dynemb.files.tensor_file import raw
-from torch_dynemb.process.waits import wait_until_set
 
 
 class OwnLog:
@@ -186,49 +183,4 @@ class OwnLog:
             self.sequence, self.chain = batch.head.sequence, batch.chain
 
 
-class Writing:
-    """A thread that writes one batch.
-
-    Args:
-        log: log that gets the batch.
-        changed: changes in the batch.
-        step: training step.
-    """
-
-    def __init__(self, log: OwnLog, changed: Changed, step: int) -> None:
-        self._error: BaseException | None = None
-        self._ended = threading.Event()
-
-        @plain_torch()
-        def write() -> None:
-            try:
-                log.append(changed, step)
-            except BaseException as error:
-                # without the frames, which keep the copies alive
-                self._error = error.with_traceback(None)
-            finally:
-                self._ended.set()
-
-        # not a daemon: a program waits at exit for its published commits
-        threading.Thread(target=write, name="delta log", daemon=False).start()
-
-    def ended(self) -> bool:
-        """Return whether it has ended, with or without an error."""
-        return self._ended.is_set()
-
-    def failed(self) -> bool:
-        """Return whether it has ended with an error."""
-        return self.ended() and self._error is not None
-
-    def wait(self) -> None:
-        """Wait until it has ended.
-
-        Raises:
-            Exception: error of the thread.
-        """
-        wait_until_set(self._ended)
-        if self._error is not None:
-            raise self._error
-
-
-__all__ = ["OwnLog", "Writing"]
+__all__ = ["OwnLog"]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from torch_dynemb.argument_checks import described
 from torch_dynemb.changes.batch import STATE as KIND
 from torch_dynemb.changes.batch import Pieces, as_tensor
 from torch_dynemb.changes.payloads import check_size, of_tensors, tensors_of
@@ -17,38 +15,7 @@ from torch_dynemb.checkpoint.saving.dense_state import filled, state_source
 from torch_dynemb.files.bounded_json import parsed
 from torch_dynemb.files.tensor_file import raw
 
-# what a program gives as ``state=``, or a function that returns it
-ProgramState = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
-
 _VALUES = "values"  # names of tensors begin with "state"
-
-
-def given_state(call: str, state: ProgramState, *, resume: bool) -> Mapping[str, Any] | None:
-    """Return the values of ``state=``.
-
-    Args:
-        call: method of the log, for errors.
-        state: the argument.
-        resume: whether training can resume from the log.
-
-    Raises:
-        TypeError: it is not a dict.
-        ValueError: it is given to a log without ``resume=True``.
-    """
-    if state is None:
-        return None
-    if not resume:
-        raise ValueError(
-            f"DeltaLog.{call}: state is given, but the log was constructed without "
-            "resume=True, so its commits have none: give DeltaLog(resume=True)"
-        )
-    given = state() if callable(state) else state
-    if not isinstance(given, Mapping):
-        raise TypeError(
-            f"DeltaLog.{call}: state is {described(given)}, expected a dict, or a function "
-            "that returns one"
-        )
-    return given
 
 
 def of_state(state: Any, rank: int) -> Pieces:
@@ -93,4 +60,4 @@ def state_of(payload: Tensor) -> Any:
         raise ValueError(f"the state of the program cannot be rebuilt: {error!r}") from error
 
 
-__all__ = ["ProgramState", "given_state", "of_state", "state_of"]
+__all__ = ["of_state", "state_of"]

@@ -1,44 +1,127 @@
-"""A model that is attached to a delta log: its recorded changes, and the commits of them."""
+"""A model that is attached to a delta log: options, recorded changes, and commits of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from torch_dynemb.argument_checks import described, flag, integer, number
 from torch_dynemb.changes.changed_parts import combine_columns
-from torch_dynemb.changes.row_forms import LogRows
+from torch_dynemb.changes.payloads import LOG_ROWS, LogRows
 from torch_dynemb.checkpoint.saving.save import check_saveable
 from torch_dynemb.delta_log.attaching import checked_parts
-from torch_dynemb.delta_log.options import LogOptions
-from torch_dynemb.delta_log.own_log import OwnLog, Writing
-from torch_dynemb.delta_log.published_ids import PublishedIds
-from torch_dynemb.delta_log.recorded import RecordedModel
+from torch_dynemb.delta_log.own_log import OwnLog
+from torch_dynemb.delta_log.published_ids import Filter, PublishedIds
+from torch_dynemb.delta_log.recorded import Changed, RecordedModel
 from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.files.locations import Location, Url
 from torch_dynemb.parts.table_parts import PACKED, TablePart, end_steps, groups_of
+from torch_dynemb.policy.keep import Keep
 from torch_dynemb.process.interrupts import defer_signals
-from torch_dynemb.process.one_thread import one_thread
+from torch_dynemb.process.torch_modes import one_thread, plain_torch
+from torch_dynemb.process.waits import wait_until_set
+
+# what a program gives as ``state=``, or a function that returns it
+ProgramState = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
 
 
-class AttachedModel(NamedTuple):
-    """A model with recorded changes.
+class LogOptions(NamedTuple):
+    """Options of a log; see :class:`DeltaLog`.
 
     Attributes:
-        model: the model.
-        recorded: its recorded changes.
-        published: ids that followers have; None: all.
-        tables: columns of its tables by name, over all ranks.
-        split: whether ranks share the columns of a table.
+        every_steps: steps between commits; None: not by steps.
+        every_seconds: seconds between commits; None: not by the clock.
+        optimizer_state: whether commits have the optimizer state of rows.
+        dense: whether commits have the dense state.
+        resume: whether training can resume from commits.
+        filter: tables and ids to publish.
+        rows: form of the rows; None: that of the tables.
     """
 
-    model: nn.Module
-    recorded: RecordedModel
-    published: PublishedIds | None
-    tables: dict[str, int]
-    split: bool
+    every_steps: int | None
+    every_seconds: float | None
+    optimizer_state: bool
+    dense: bool
+    resume: bool
+    filter: Filter
+    rows: LogRows | None
+
+    @staticmethod
+    def of(
+        *,
+        every_steps: int | None,
+        every_seconds: float | None,
+        optimizer_state: bool,
+        dense: bool,
+        tables: Collection[str] | None,
+        keep: Keep | None,
+        resume: bool,
+        rows: LogRows | None,
+    ) -> LogOptions:
+        """Check the arguments of a log.
+
+        Raises:
+            TypeError, ValueError: one of them is wrong, or two exclude each other.
+        """
+        chosen = Filter.of(tables, keep)
+        if every_steps is not None:
+            integer("DeltaLog: every_steps", every_steps, least=1, what="int or None")
+        if every_seconds is not None and not number("DeltaLog: every_seconds", every_seconds) > 0:
+            raise ValueError(f"DeltaLog: every_seconds is {every_seconds}, expected more than 0")
+        flag("DeltaLog: resume", resume)
+        state = flag("DeltaLog: optimizer_state", optimizer_state) or resume
+        flag("DeltaLog: dense", dense)
+        if resume and not dense:
+            raise ValueError(
+                "DeltaLog: resume is True and dense is False, but training goes on with the dense "
+                "state, too: leave dense out"
+            )
+        if resume and chosen.is_partial:
+            partial = f"tables is {tables!r}" if keep is None else f"keep is {keep!r}"
+            raise ValueError(
+                f"DeltaLog: resume is True and {partial}, but training goes on with all rows: give "
+                "followers a log of their own"
+            )
+        if rows is not None and rows not in LOG_ROWS:
+            raise ValueError(f"DeltaLog: rows is {rows!r}, expected None or one of {LOG_ROWS}")
+        if resume and rows is not None:
+            raise ValueError(
+                f"DeltaLog: resume is True and rows is {rows!r}, but training goes on with the "
+                "rows as they are: give followers a log of their own"
+            )
+        return LogOptions(every_steps, every_seconds, state, dense, resume, chosen, rows)
+
+
+def given_state(call: str, state: ProgramState, *, resume: bool) -> Mapping[str, Any] | None:
+    """Return the values of ``state=``.
+
+    Args:
+        call: method of the log, for errors.
+        state: the argument.
+        resume: whether training can resume from the log.
+
+    Raises:
+        TypeError: it is not a dict.
+        ValueError: it is given to a log without ``resume=True``.
+    """
+    if state is None:
+        return None
+    if not resume:
+        raise ValueError(
+            f"DeltaLog.{call}: state is given, but the log was constructed without "
+            "resume=True, so its commits have none: give DeltaLog(resume=True)"
+        )
+    given = state() if callable(state) else state
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"DeltaLog.{call}: state is {described(given)}, expected a dict, or a function "
+            "that returns one"
+        )
+    return given
 
 
 def attached(
@@ -48,7 +131,7 @@ def attached(
     path: Location | None,
     model: nn.Module,
     find_base: Callable[[RecordedModel, PublishedIds | None], None],
-) -> AttachedModel:
+) -> Publishing:
     """Take a log as its writer, and record the changes of a model. All ranks call it.
 
     Args:
@@ -103,7 +186,7 @@ def attached(
             recorded.stop()
         own.stop_writing()
         raise
-    return AttachedModel(model, recorded, published, columns, split)
+    return Publishing(own, ranks, model, recorded, published, columns, split)
 
 
 def _check_form(parts: Sequence[TablePart], form: LogRows | None) -> None:
@@ -116,23 +199,78 @@ def _check_form(parts: Sequence[TablePart], form: LogRows | None) -> None:
         )
 
 
+class Writing:
+    """A thread that writes one batch.
+
+    Args:
+        log: log that gets the batch.
+        changed: changes in the batch.
+        step: training step.
+    """
+
+    def __init__(self, log: OwnLog, changed: Changed, step: int) -> None:
+        self._error: BaseException | None = None
+        self._ended = threading.Event()
+
+        @plain_torch()
+        def write() -> None:
+            try:
+                log.append(changed, step)
+            except BaseException as error:
+                # without the frames, which keep the copies alive
+                self._error = error.with_traceback(None)
+            finally:
+                self._ended.set()
+
+        # not a daemon: a program waits at exit for its published commits
+        threading.Thread(target=write, name="delta log", daemon=False).start()
+
+    def ended(self) -> bool:
+        """Return whether it has ended, with or without an error."""
+        return self._ended.is_set()
+
+    def failed(self) -> bool:
+        """Return whether it has ended with an error."""
+        return self.ended() and self._error is not None
+
+    def wait(self) -> None:
+        """Wait until it has ended.
+
+        Raises:
+            Exception: error of the thread.
+        """
+        wait_until_set(self._ended)
+        if self._error is not None:
+            raise self._error
+
+
 class Publishing:
     """Publisher of an attached model, with a thread that writes commits.
 
     Args:
         own: log of this rank.
         ranks: ranks that share the model.
-        attached: the model.
-
-    Attributes:
-        model, recorded, published, tables: see :class:`AttachedModel`.
+        model: the model.
+        recorded: its recorded changes.
+        published: ids that followers have; None: all.
+        tables: columns of its tables by name, over all ranks.
+        split: whether ranks share the columns of a table.
     """
 
-    def __init__(self, own: OwnLog, ranks: Ranks, attached: AttachedModel) -> None:
+    def __init__(
+        self,
+        own: OwnLog,
+        ranks: Ranks,
+        model: nn.Module,
+        recorded: RecordedModel,
+        published: PublishedIds | None,
+        tables: dict[str, int],
+        split: bool,
+    ) -> None:
         self._own, self._ranks = own, ranks
-        self.model, self.recorded = attached.model, attached.recorded
-        self.published, self.tables = attached.published, attached.tables
-        self._split = attached.split
+        self.model, self.recorded = model, recorded
+        self.published, self.tables = published, tables
+        self._split = split
         self._writing: Writing | None = None
         self._unsettled = False  # the log may have a commit that has failed
 
@@ -230,4 +368,10 @@ class Publishing:
         return sent is not None and own.was_sent_last(sent)
 
 
-__all__ = ["AttachedModel", "Publishing", "attached"]
+__all__ = [
+    "LogOptions",
+    "ProgramState",
+    "Publishing",
+    "attached",
+    "given_state",
+]

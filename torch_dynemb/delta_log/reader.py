@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
+from typing import NamedTuple
 
 from torch_dynemb.changes.batch import (
     Batch,
@@ -12,10 +13,28 @@ from torch_dynemb.changes.batch import (
     chain_of,
     decoded,
 )
-from torch_dynemb.delta_log.rank_sinks import rank_sinks
+from torch_dynemb.delta_log.log_folder import rank_sinks
 from torch_dynemb.delta_log.sink import DeltaSink, EndingSink
 from torch_dynemb.errors import DamagedFileError, NewBaseNeededError
 from torch_dynemb.files.locations import location_of
+
+
+class LogPosition(NamedTuple):
+    """Position of a model in the log that it is published to; from :meth:`DeltaLog.position`.
+
+    Attributes:
+        base: uuid of the checkpoint that the log begins with.
+        sequence: number of the last commit; None if there is none since the base.
+        chain: chain after that commit, which is unique to the log.
+        rank: rank that wrote its batch.
+        tables: columns of the tables of the model, by their names in the log.
+    """
+
+    base: str
+    sequence: int | None
+    chain: int
+    rank: int
+    tables: dict[str, int]
 
 
 def batch_of(data: bytes | bytearray | memoryview) -> Batch:
@@ -190,4 +209,4 @@ def sinks_of(log: object) -> Callable[[], Sequence[DeltaSink]]:
     return lambda: given
 
 
-__all__ = ["LogReader", "batch_of", "chain_after", "sinks_of"]
+__all__ = ["LogPosition", "LogReader", "batch_of", "chain_after", "sinks_of"]

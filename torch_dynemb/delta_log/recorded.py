@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch_dynemb import ops
 from torch_dynemb.changes.batch import DENSE, Pieces
 from torch_dynemb.changes.changed_parts import changed_records, ids_now, logged_part
-from torch_dynemb.changes.payloads import LoggedPart, of_tables, of_tensors
-from torch_dynemb.changes.row_forms import LogRows
+from torch_dynemb.changes.payloads import LoggedPart, LogRows, of_tables, of_tensors
 from torch_dynemb.checkpoint.saving.dense_state import dense_source, dense_state
 from torch_dynemb.delta_log.admission_changes import AdmissionChanges
 from torch_dynemb.delta_log.program_state import of_state

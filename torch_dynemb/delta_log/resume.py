@@ -9,13 +9,13 @@ from torch import nn
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.loading.load import LoadReport
-from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.delta_log.folding import load_commits
 from torch_dynemb.delta_log.follower import Log, base_of
 from torch_dynemb.delta_log.log import DeltaLog
 from torch_dynemb.delta_log.reader import sinks_of
-from torch_dynemb.delta_log.resumed import load_commits
 from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.parts.table_parts import parts_of
+from torch_dynemb.process.torch_modes import plain_torch
 
 
 @plain_torch()

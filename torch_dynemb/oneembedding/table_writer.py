@@ -16,7 +16,6 @@ from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.checkpoint import CheckpointTable
 from torch_dynemb.checkpoint.manifest.places import check_replaceable, check_unclaimed, claimed
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedDense
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointFiles
 from torch_dynemb.checkpoint.saving.save import finish_folder
 from torch_dynemb.checkpoint.tools.part_writer import PartOfTable, PartWriter, TensorFiles
@@ -33,6 +32,7 @@ from torch_dynemb.ops.columns import TABLE_COLUMNS, Meta
 from torch_dynemb.parts.saved_tables import NO_GROUP, SavedPart, SavedTable
 from torch_dynemb.policy import Policy
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.process.torch_modes import plain_torch
 
 _OWNER = "make_persistent_table_writer"
 _DISK = Disk()

@@ -9,11 +9,6 @@ SKETCH = "sketch"  # int32 [rows, width]
 PLACE = "place"  # int64 [n], of changed cells in a sketch
 
 
-def weight_entry(form: str | None) -> str:
-    """Return the name of the rows in a batch: those of the table, or in a form of a log."""
-    return WEIGHT if form is None else f"{WEIGHT}.{form}"
-
-
 def state_entry(name: str) -> str:
     """Return the name of an optimizer state tensor."""
     return f"state.{name}"
@@ -27,4 +22,4 @@ def score_entry(word: str) -> str:
     return f"score.{word}"
 
 
-__all__ = ["COUNT", "ID", "PLACE", "SKETCH", "WEIGHT", "score_entry", "state_entry", "weight_entry"]
+__all__ = ["COUNT", "ID", "PLACE", "SKETCH", "WEIGHT", "score_entry", "state_entry"]

@@ -23,7 +23,6 @@ from torch_dynemb.checkpoint.loading.table_plan import (
 from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.places import is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.dense_files import read_dense, read_state
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.checkpoint.saving.handle import check_none_running
@@ -37,7 +36,7 @@ from torch_dynemb.parts.saved_tables import SavedTable
 from torch_dynemb.parts.table_parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.parts.whole_tables import check_whole
 from torch_dynemb.process.interrupts import defer_signals
-from torch_dynemb.process.one_thread import one_thread
+from torch_dynemb.process.torch_modes import one_thread, plain_torch
 from torch_dynemb.rows.loader import undone_after_error
 from torch_dynemb.table.group import TableGroup
 

@@ -13,7 +13,6 @@ import torch
 from torch_dynemb.checkpoint.file_names import DELTA
 from torch_dynemb.checkpoint.manifest.places import is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.changed_table import ChangedTable, ChangesFile, changes_of
 from torch_dynemb.checkpoint.reading.dense_files import read_all, read_state
 from torch_dynemb.checkpoint.reading.saved_table import (
@@ -26,6 +25,7 @@ from torch_dynemb.console.progress import progress_bar
 from torch_dynemb.errors import DamagedFileError, ReplacedError
 from torch_dynemb.files.checksummed_files import ChecksummedReader
 from torch_dynemb.files.locations import Location, checked_location
+from torch_dynemb.process.torch_modes import plain_torch
 
 
 class Checkpoint:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import nn
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.changes.batch import Head, Pieces, pieces_of_batch
+from torch_dynemb.changes.batch import Head, Pieces, pieces_of_batch, rank_folder, segment_file
 from torch_dynemb.changes.changed_parts import (
     admission_records,
     changed_records,
@@ -17,7 +17,6 @@ from torch_dynemb.changes.changed_parts import (
     logged_part,
 )
 from torch_dynemb.changes.payloads import LoggedPart, of_tables
-from torch_dynemb.checkpoint.file_names import rank_folder, segment_file
 from torch_dynemb.checkpoint.manifest.places import located
 from torch_dynemb.checkpoint.saving.table_files import Folder
 from torch_dynemb.distributed.together import Ranks

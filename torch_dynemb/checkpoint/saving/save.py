@@ -24,7 +24,6 @@ from torch_dynemb.checkpoint.manifest.places import (
 )
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedDense, SavedEntry, SavedGroup
 from torch_dynemb.checkpoint.manifest.url_places import finish_at_url, uuid_at
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.dense_state import (
     DenseSource,
     dense_source,
@@ -68,7 +67,7 @@ from torch_dynemb.parts.saved_tables import (
 from torch_dynemb.parts.table_parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.parts.whole_tables import check_same_ids, check_whole, together
 from torch_dynemb.process.interrupts import defer_signals
-from torch_dynemb.process.one_thread import one_thread
+from torch_dynemb.process.torch_modes import one_thread, plain_torch
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.undisturbed import Undisturbed
 

@@ -18,7 +18,6 @@ from torch_dynemb.checkpoint.file_names import FULL, counts_file, sketch_file
 from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.places import claimed, is_taken
 from torch_dynemb.checkpoint.manifest.records import Manifest
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.reading.saved_rows import PIECE_BYTES
@@ -40,6 +39,7 @@ from torch_dynemb.ops.columns import SKETCH_ROWS, TABLE_COLUMNS, Table
 from torch_dynemb.parts.saved_tables import NO_GROUP, SavedFile, SavedPart, SavedTable
 from torch_dynemb.parts.sketches import combined_sketch
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.process.torch_modes import plain_torch
 from torch_dynemb.rows.tensor_names import COUNT, ID, SKETCH
 from torch_dynemb.table.shards import IdSlots
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import integer, text
 from torch_dynemb.changes.commits import Commit
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.delta_log.follower import Follower, Log, base_of
 from torch_dynemb.delta_log.reader import LogReader, sinks_of
@@ -28,6 +27,7 @@ from torch_dynemb.delta_log.redis.connection import (
 from torch_dynemb.delta_log.redis.row_values import VERSION, by_shard
 from torch_dynemb.errors import InUseError, NewBaseNeededError, UnsupportedFormatError
 from torch_dynemb.parts.table_parts import PACKED
+from torch_dynemb.process.torch_modes import plain_torch
 
 _ROWS = 4096  # of one round trip
 _SHARDS = 256

@@ -19,7 +19,7 @@ from torch_dynemb._version import __version__
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.manifest.places import make_parents, unfinished
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
-from torch_dynemb.delta_log.position import LogPosition
+from torch_dynemb.delta_log.reader import LogPosition
 from torch_dynemb.files.checksummed_files import ChecksummedWriter, FileChecksums
 from torch_dynemb.files.disk import Disk
 from torch_dynemb.files.locations import checked_path, local

@@ -1,7 +1,4 @@
-"""Context without the torch modes that a program may have set.
-
-A checkpoint has the same content in all of them.
-"""
+"""Modes of torch while a checkpoint is read or written."""
 
 from __future__ import annotations
 
@@ -23,4 +20,19 @@ def plain_torch() -> Iterator[None]:
         yield
 
 
-__all__ = ["plain_torch"]
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch in the calling thread alone, within the context.
+
+    Pieces are small, and a disk is slower than one thread. If other programs use the cores, threads
+    that synchronize after each piece are ten times slower.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+__all__ = ["one_thread", "plain_torch"]
