@@ -27,7 +27,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb import serving
-from torch_dynemb.checkpoint import DeltaLog, RedisRows, RedisSink, follow
+from torch_dynemb.delta_log import DeltaLog, RedisRows, RedisSink, follow
 from torch_dynemb.table.changes import record_changes
 
 BENCH = "delta"
@@ -113,10 +113,10 @@ def publishing(of: Measured) -> Iterator[Row]:
     rows = 0
 
     class Counting:
-        def check(self, commit: td.checkpoint.Commit) -> None:
+        def check(self, commit: td.delta_log.Commit) -> None:
             pass
 
-        def apply(self, commit: td.checkpoint.Commit) -> None:
+        def apply(self, commit: td.delta_log.Commit) -> None:
             nonlocal rows
             rows += sum(delta.changed.ids.numel() for delta in commit.tables.values())
 

@@ -186,7 +186,7 @@ class Loop:
     def differences(self) -> tuple[int, int]:
         """Return how many events were lost, and counted twice."""
         model = Model()
-        td.checkpoint.resume(self.log, model, progress=False)
+        td.delta_log.resume(self.log, model, progress=False)
         expected = np.bincount(read(self.events, 0, self.count())[:, 0], minlength=self.known)
         ids = torch.arange(self.known)
         counted = torch.zeros(self.known)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from torch_dynemb.checkpoint import DirectorySink
-from torch_dynemb.checkpoint.delta_log.batch import ERASE, Head, Pieces, as_tensor, decoded, encoded
-from torch_dynemb.checkpoint.entries import NO_GROUP
-from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
+from torch_dynemb.changes.batch import ERASE, Head, Pieces, as_tensor, decoded, encoded
+from torch_dynemb.delta_log import DirectorySink
 from torch_dynemb.files.tensor_file import raw
 from torch_dynemb.ops.columns import TABLE_COLUMNS
+from torch_dynemb.parts.saved_tables import NO_GROUP, SavedPart, SavedTable
 
 BASE = "0123456789abcdef0123456789abcdef"
 

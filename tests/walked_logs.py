@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint import DeltaLog, Follower, follow, replay
+from torch_dynemb.delta_log import DeltaLog, Follower, follow, replay
 from torch_dynemb.errors import InUseError
 
 # what happens to the call: the last three take effect

@@ -1,6 +1,6 @@
 """torch_dynemb: embedding tables without a vocabulary for PyTorch."""
 
-from torch_dynemb import checkpoint, errors
+from torch_dynemb import checkpoint, delta_log, errors
 from torch_dynemb._version import __version__ as __version__
 from torch_dynemb.initializers import (
     ByColumn,
@@ -147,6 +147,7 @@ __all__ = [
     "XavierUniform",
     "checkpoint",
     "clip_grad_norm_",
+    "delta_log",
     "errors",
     "export_vectors",
     "freeze",

@@ -22,14 +22,14 @@ def serve(log: Path, socket: Path) -> None:
     model, reached = Model(), None
     while reached is None:
         try:
-            reached = td.checkpoint.replay(log, model)
+            reached = td.delta_log.replay(log, model)
         except (
             FileNotFoundError,
             td.errors.NewBaseNeededError,
         ):  # a newer base took its place meanwhile
             continue
     live = serving.live(model, headroom=1_000_000)
-    follower = td.checkpoint.follow(log, live, sequence=reached)
+    follower = td.delta_log.follow(log, live, sequence=reached)
     follower.start(every_seconds=0.01)
     ids = torch.tensor([*CANARIES, *range(30)])
     socket.unlink(missing_ok=True)

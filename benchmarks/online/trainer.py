@@ -36,11 +36,9 @@ def train(events: Path, log_path: Path | None) -> dict[str, Any]:
     log, based = None, 0
     times = {"load_s": 0.0, "first_commit_s": 0.0, "train_s": 0.0, "publish_s": 0.0}
     if log_path is not None:
-        log = td.checkpoint.DeltaLog(
-            log_path, resume=True, every_seconds=EVERY_SECONDS, retain="5s"
-        )
+        log = td.delta_log.DeltaLog(log_path, resume=True, every_seconds=EVERY_SECONDS, retain="5s")
         began = time.perf_counter()
-        state = td.checkpoint.resume(log, training.model, progress=False).state
+        state = td.delta_log.resume(log, training.model, progress=False).state
         times["load_s"] = time.perf_counter() - began
         if state is not None:
             training.dense_optimizer.load_state_dict(state["optimizer"])

@@ -1,4 +1,4 @@
-// The bytes of a batch of a delta log; see torch_dynemb/checkpoint/delta_log/batch.py.
+// The bytes of a batch of a delta log; see torch_dynemb/changes/batch.py.
 
 #pragma once
 

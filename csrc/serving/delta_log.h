@@ -1,5 +1,5 @@
 // Reader of the commits of a delta log: those that all ranks have written, in order, without gaps;
-// see torch_dynemb/checkpoint/delta_log/reader.py.
+// see torch_dynemb/delta_log/reader.py.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// The files of one rank of a delta log; see torch_dynemb/checkpoint/delta_log/segment.py.
+// The files of one rank of a delta log; see torch_dynemb/delta_log/segment.py.
 
 #pragma once
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.entries import MANIFEST
+from torch_dynemb.checkpoint.file_names import MANIFEST
 from torch_dynemb.files.tensor_file import StoredTensor, sections_of
 
 Damage = Callable[[Path], None]

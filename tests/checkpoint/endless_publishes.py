@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint import DeltaLog, DirectorySink, replay
+from torch_dynemb.delta_log import DeltaLog, DirectorySink, replay
 
 IDS = 300
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_dynemb.checkpoint.entries import UNFINISHED
+from torch_dynemb.checkpoint.file_names import UNFINISHED
 from torch_dynemb.files.disk import Disk
 
 # What a failure leaves of what was written: all of it, as when a process is killed; all names, but

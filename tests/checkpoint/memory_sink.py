@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch_dynemb.checkpoint import DeltaSink
+from torch_dynemb.delta_log import DeltaSink
 
 
 class MemorySink(DeltaSink):

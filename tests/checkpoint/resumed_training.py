@@ -20,7 +20,8 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint import DeltaLog, DirectorySink, LoadReport, resume
+from torch_dynemb.checkpoint import LoadReport
+from torch_dynemb.delta_log import DeltaLog, DirectorySink, resume
 
 EVENTS, BATCH, EVERY_STEPS = 480, 8, 3
 
@@ -123,7 +124,7 @@ def train(path: Path, say: Callable[[int], object], kill_at: int = 0, workers: i
 
 def _kill_at(number: int, log: DeltaLog) -> None:
     disk = KillingDisk(number)
-    for name in ("saving.save", "delta_log.bases"):
-        sys.modules[f"torch_dynemb.checkpoint.{name}"]._DISK = disk  # type: ignore[attr-defined]
+    for name in ("checkpoint.saving.save", "delta_log.log_folder"):
+        sys.modules[f"torch_dynemb.{name}"]._DISK = disk  # type: ignore[attr-defined]
     assert isinstance(log._own.sink, DirectorySink)
     log._own.sink._disk = disk

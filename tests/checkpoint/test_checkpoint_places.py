@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.entries import UNFINISHED
+from torch_dynemb.checkpoint.file_names import UNFINISHED
 from torch_dynemb.checkpoint.saving import save as saving
 from torch_dynemb.files.claim import Claim, Writer, writer_of
 from torch_dynemb.files.disk import Disk

@@ -22,9 +22,9 @@ from torch import nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint.manifest.records import SavedFile
 from torch_dynemb.checkpoint.saving import table_files
 from torch_dynemb.files import checksummed_files
+from torch_dynemb.parts.saved_tables import SavedFile
 from torch_dynemb.table.content import read_counts
 
 pytestmark = pytest.mark.cpu_only("files, which are the same on any device")

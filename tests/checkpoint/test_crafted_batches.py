@@ -14,8 +14,7 @@ import torch
 from logged_batches import BASE, logged_table
 from torch import Tensor
 
-from torch_dynemb.checkpoint import Commit, DamagedFileError
-from torch_dynemb.checkpoint.delta_log.batch import (
+from torch_dynemb.changes.batch import (
     DENSE,
     ERASE,
     ROWS,
@@ -27,8 +26,10 @@ from torch_dynemb.checkpoint.delta_log.batch import (
     decoded,
     encoded,
 )
-from torch_dynemb.checkpoint.delta_log.commits import commit_of
-from torch_dynemb.checkpoint.delta_log.payloads import of_tables, of_tensors, tensors_of
+from torch_dynemb.changes.commits import commit_of
+from torch_dynemb.changes.payloads import of_tables, of_tensors, tensors_of
+from torch_dynemb.checkpoint import DamagedFileError
+from torch_dynemb.delta_log import Commit
 
 pytestmark = pytest.mark.cpu_only("about files, without tables")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from whole_model import KINDS, WholeModel, content, make, same, save_trained, whole_state
 
 from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint.entries import MANIFEST
+from torch_dynemb.checkpoint.file_names import MANIFEST
 
 pytestmark = pytest.mark.cpu_only("is about files, which are read into memory of the CPU")
 

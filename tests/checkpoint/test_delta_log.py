@@ -16,7 +16,7 @@ pytestmark = pytest.mark.any_device
 def published(path: Path, model: Model, commits: int, seed: int) -> dict[int, Content]:
     """What the model held at each commit."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    log = td.checkpoint.DeltaLog(path, optimizer_state=True)
+    log = td.delta_log.DeltaLog(path, optimizer_state=True)
     log.attach(model)
     contents = {0: content(model)}
     for _ in range(commits):
@@ -38,7 +38,7 @@ def test_every_commit_leads_to_the_content_of_the_model(tmp_path: Path, seed: in
     contents = published(tmp_path / "log", model, 12, seed)
     copy = Model(seed=9)
     td.checkpoint.load(tmp_path / "log" / "base", copy)
-    follower = td.checkpoint.follow(tmp_path / "log", copy)
+    follower = td.delta_log.follow(tmp_path / "log", copy)
     assert content(copy) == contents[0]
     for sequence in range(1, 13):
         assert follower.update(until=sequence) == 1
@@ -47,5 +47,5 @@ def test_every_commit_leads_to_the_content_of_the_model(tmp_path: Path, seed: in
     assert (follower.sequence, len(contents)) == (12, 13)
     for until in (0, 5, 12):
         copy = Model(seed=9)
-        assert td.checkpoint.replay(tmp_path / "log", copy, until=until or None) == (until or 12)
+        assert td.delta_log.replay(tmp_path / "log", copy, until=until or None) == (until or 12)
         assert content(copy) == contents[until or 12]

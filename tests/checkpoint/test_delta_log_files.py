@@ -13,10 +13,11 @@ from logged_batches import batches, read
 from started import start_server
 
 from torch_dynemb import errors
-from torch_dynemb.checkpoint import DamagedFileError, DirectorySink
-from torch_dynemb.checkpoint.delta_log import batch as batch_format
-from torch_dynemb.checkpoint.delta_log.rank_sinks import rank_folders
-from torch_dynemb.checkpoint.delta_log.reader import batch_of
+from torch_dynemb.changes import batch as batch_format
+from torch_dynemb.checkpoint import DamagedFileError
+from torch_dynemb.delta_log import DirectorySink
+from torch_dynemb.delta_log.log_folder import rank_folders
+from torch_dynemb.delta_log.reader import batch_of
 from torch_dynemb.files.disk import Disk
 
 pytestmark = pytest.mark.cpu_only("about files, without tables")

@@ -14,8 +14,8 @@ import endless_publishes
 import pytest
 from endless_publishes import check, new_model
 
-from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint.delta_log.segment import Segment
+from torch_dynemb import checkpoint, delta_log
+from torch_dynemb.delta_log.segment import Segment
 
 pytestmark = pytest.mark.cpu_only("is about files, which know no device")
 
@@ -45,7 +45,7 @@ def kill_often(path: Path, times: int) -> None:
                 time.sleep(0.001)
             if follower is None:
                 checkpoint.load(path / "base", model)
-                follower = checkpoint.follow(path, model)
+                follower = delta_log.follow(path, model)
             begun = follower.sequence or 0
             until = time.monotonic() + rng.random() * 0.1
             # it publishes, and this follows, before it is killed
@@ -59,15 +59,15 @@ def kill_often(path: Path, times: int) -> None:
             check(model, follower.sequence or 0)
             if turn % 3 == 2:  # the follower is killed, too, and starts anew
                 model = new_model()
-                assert checkpoint.replay(path, model) == follower.sequence
-                follower = checkpoint.follow(path, model, sequence=follower.sequence)
+                assert delta_log.replay(path, model) == follower.sequence
+                follower = delta_log.follow(path, model, sequence=follower.sequence)
                 check(model, follower.sequence or 0)
     finally:
         os.killpg(program.pid, signal.SIGKILL)
         program.communicate()
     one_by_one = new_model()
     checkpoint.load(path / "base", one_by_one)
-    follower = checkpoint.follow(path, one_by_one)
+    follower = delta_log.follow(path, one_by_one)
     for number in range(1, (follower.sequence or 0) + 1):
         follower.update(until=number)
         check(one_by_one, number)

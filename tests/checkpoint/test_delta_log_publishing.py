@@ -12,7 +12,7 @@ from logged_models import DIM, Model, act, content, train
 from memory_sink import MemorySink
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint import DeltaLog, NewBaseNeededError, follow, replay
+from torch_dynemb.delta_log import DeltaLog, NewBaseNeededError, follow, replay
 from torch_dynemb.errors import InUseError
 
 pytestmark = pytest.mark.any_device
@@ -141,7 +141,7 @@ def test_a_close_that_is_interrupted_leaves_the_log_to_its_thread(
     train(model, drawn)
     log.publish()
     with monkeypatch.context() as patch:
-        patch.setattr("torch_dynemb.checkpoint.delta_log.own_log.wait_until_set", interrupted)
+        patch.setattr("torch_dynemb.delta_log.publishing.wait_until_set", interrupted)
         with pytest.raises(KeyboardInterrupt):
             log.close()
     with pytest.raises(InUseError, match="has a writer"):
@@ -171,17 +171,17 @@ def test_what_has_not_changed_is_not_published_again(tmp_path: Path) -> None:
     assert 0 < second <= 6 * 6 + 1
 
 
-def commits(path: Path) -> list[td.checkpoint.Commit]:
+def commits(path: Path) -> list[td.delta_log.Commit]:
     """All commits of a log, by a target that keeps them."""
 
     class Kept:
         def __init__(self) -> None:
-            self.commits: list[td.checkpoint.Commit] = []
+            self.commits: list[td.delta_log.Commit] = []
 
-        def check(self, commit: td.checkpoint.Commit) -> None:
+        def check(self, commit: td.delta_log.Commit) -> None:
             assert commit.sequence == len(self.commits) + 1
 
-        def apply(self, commit: td.checkpoint.Commit) -> None:
+        def apply(self, commit: td.delta_log.Commit) -> None:
             self.commits.append(commit)
 
     kept = Kept()

@@ -14,7 +14,8 @@ from table_content import content as content_of_tables
 from torch import Tensor, nn
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint import DeltaLog, follow, load, replay
+from torch_dynemb.checkpoint import load
+from torch_dynemb.delta_log import DeltaLog, follow, replay
 from torch_dynemb.rows import row_update
 from torch_dynemb.table.content import read_counts
 

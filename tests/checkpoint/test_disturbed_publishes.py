@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint import DeltaLog, follow, load
-from torch_dynemb.checkpoint.delta_log import changed_parts, new_base, recorded
-from torch_dynemb.checkpoint.delta_log import log as log_module
+from torch_dynemb.changes import changed_parts
+from torch_dynemb.checkpoint import load
+from torch_dynemb.delta_log import DeltaLog, follow, new_base, recorded
+from torch_dynemb.delta_log import log as log_module
 
 pytestmark = pytest.mark.cpu_only("threads of the CPU")
 
@@ -102,7 +103,7 @@ def test_a_log_does_not_begin_beside_training(
     assert log.save() == 2
     log.close()
     copy = make()
-    assert td.checkpoint.replay(tmp_path / "log", copy) == 3
+    assert td.delta_log.replay(tmp_path / "log", copy) == 3
     assert torch.equal(copy.group.read(0, IDS), model.group.read(0, IDS))
 
 

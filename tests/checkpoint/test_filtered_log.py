@@ -11,7 +11,7 @@ from memory_sink import MemorySink
 from ranks import Ranks
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.delta_log.commits import commit_of
+from torch_dynemb.changes.commits import commit_of
 from torch_dynemb.table.tables import exported
 
 pytestmark = pytest.mark.cpu_only("writes files and, in one test, has several processes")
@@ -54,14 +54,14 @@ class Followed:
     def __init__(self, path: Path, **arguments: object) -> None:
         self.model = new_model()
         train(self.model, [1, 1, 1, 2, 2, 3])
-        self.log = td.checkpoint.DeltaLog(path, **arguments)
+        self.log = td.delta_log.DeltaLog(path, **arguments)
         self.log.attach(self.model)
         self.live = td.serving.live(self.model, headroom=99, keep=arguments.get("keep"))
         base = path / "base"
         self.copy = new_model()
         td.checkpoint.load(base, self.copy)
         self.followers = [
-            td.checkpoint.follow(path, model, base=base) for model in (self.copy, self.live)
+            td.delta_log.follow(path, model, base=base) for model in (self.copy, self.live)
         ]
 
     def publish(self) -> list[list[int]]:
@@ -116,7 +116,7 @@ def test_the_best_ids_are_those_of_each_commit(tmp_path: Path) -> None:
     late = new_model()
     td.checkpoint.load(base, late)
     assert ids_of(late) == [[1, 2, 3]] * 2
-    td.checkpoint.follow(tmp_path / "log", late, base=base).update()
+    td.delta_log.follow(tmp_path / "log", late, base=base).update()
     assert ids_of(late) == followed.read() == [[1, 2]] * 2
     followed.log.close()
 
@@ -171,7 +171,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ({"resume": True, "keep": TOP}, ValueError, r"resume is True and keep is Top\("),
     ):
         with pytest.raises(error, match=message):
-            td.checkpoint.DeltaLog(tmp_path / "log", **arguments)
+            td.delta_log.DeltaLog(tmp_path / "log", **arguments)
     model = new_model()
     by_time = td.Top(2, by="timestamp")
     for arguments, message in (
@@ -180,7 +180,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ({"tables": ["ads"], "keep": {"users": TOP}}, r"keep names tables \['users'\]"),
         ({"keep": by_time}, r"does not keep score 'timestamp', but \['step', 'frequency'\]"),
     ):
-        log = td.checkpoint.DeltaLog(MemorySink(), **arguments)
+        log = td.delta_log.DeltaLog(MemorySink(), **arguments)
         with pytest.raises(ValueError, match=message):
             log.attach(model, base=tmp_path / "none")
     assert model.group.tables.host.readers == {}
@@ -191,7 +191,7 @@ def ranked(rank: int, path: Path) -> tuple[list[list[int]], list[list[int]]]:
     model = new_model(dist.group.WORLD)
     for id in range(8):
         train(model, [id] * (id + 1 + (id == 0)))
-    log = td.checkpoint.DeltaLog(path, keep={"ads": td.Top(3, by="frequency"), "users": LEAST})
+    log = td.delta_log.DeltaLog(path, keep={"ads": td.Top(3, by="frequency"), "users": LEAST})
     log.attach(model)
     log.publish()
     for _ in range(3):
@@ -210,6 +210,6 @@ def test_ranks_agree_on_the_best_ids(two_ranks: Ranks, tmp_path: Path) -> None:
     assert sorted(first[0] + second[0]) == list(range(8))
     follower = new_model()
     td.checkpoint.load(tmp_path / "log" / "base", follower)
-    assert td.checkpoint.replay(tmp_path / "log", follower) == 2
+    assert td.delta_log.replay(tmp_path / "log", follower) == 2
     # both ranks train the ids: 2 * 8 times id 0, then those of 2 * 8 and 2 * 7
     assert copied == other == ids_of(follower) == [[0, 6, 7], list(range(8))]

@@ -17,7 +17,7 @@ from whole_model import WholeModel, make, save_trained, whole_state
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, migrate, serving
-from torch_dynemb.checkpoint import DeltaLog, follow
+from torch_dynemb.delta_log import DeltaLog, follow
 from torch_dynemb.ops.columns import Table
 from torch_dynemb.rows.loader import RowLoader
 from torch_dynemb.table.content import read_counts

@@ -10,8 +10,8 @@ from checkpoint_content import ColumnShards
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint, errors, ops
-from torch_dynemb.checkpoint import Commit, DeltaLog
+from torch_dynemb import delta_log, errors, ops
+from torch_dynemb.delta_log import Commit, DeltaLog
 from torch_dynemb.ops.columns import RowFormat
 from torch_dynemb.parts.table_parts import TablePart
 
@@ -85,7 +85,7 @@ def test_followers_of_floats_get_the_rows_of_the_form(
     with DeltaLog(tmp_path / "log", rows=form) as log:  # type: ignore[arg-type]
         log.attach(model)
         other, kept = table(dtype=dtype), Keeps()
-        followers = [checkpoint.follow(tmp_path / "log", of) for of in (other, kept)]
+        followers = [delta_log.follow(tmp_path / "log", of) for of in (other, kept)]
         for first in (0, 10):
             step(model, first)
             log.publish()
@@ -118,7 +118,7 @@ def test_columns_of_several_shards(tmp_path: Path) -> None:
     with DeltaLog(tmp_path / "log", rows="int8") as log:
         log.attach(model)
         other = ColumnShards([8, 4], td.SGD(lr=0.1))
-        follower = checkpoint.follow(tmp_path / "log", other)
+        follower = delta_log.follow(tmp_path / "log", other)
         model.train_on(torch.arange(20))
         log.publish()
     follower.update()
@@ -132,7 +132,7 @@ def test_rows_beyond_the_range_are_not_published(tmp_path: Path) -> None:
     with DeltaLog(tmp_path / "log", rows="fp16") as log:
         log.attach(model)
         other = table()
-        follower = checkpoint.follow(tmp_path / "log", other)
+        follower = delta_log.follow(tmp_path / "log", other)
         model.group.insert_or_assign(0, torch.tensor([7]), torch.full((1, 16), 1e6))
         with pytest.raises(ValueError, match="the row of id 7 of table 'embedding'"):
             log.publish()
@@ -158,7 +158,7 @@ def test_a_commit_that_is_larger_than_memory(
     model, other = table(), table()
     with DeltaLog(tmp_path / "log") as log:
         log.attach(model)
-        follower = checkpoint.follow(tmp_path / "log", other)
+        follower = delta_log.follow(tmp_path / "log", other)
         step(model, 0)
         with monkeypatch.context() as patch:
             patch.setattr(ops, "available_memory", lambda: 4000)

@@ -16,9 +16,9 @@ from memory_sink import MemorySink
 from torch import nn
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint, errors
-from torch_dynemb.checkpoint import DeltaLog, resume
-from torch_dynemb.checkpoint.delta_log.new_base import Retention
+from torch_dynemb import checkpoint, delta_log, errors
+from torch_dynemb.delta_log import DeltaLog, resume
+from torch_dynemb.delta_log.new_base import Retention
 from torch_dynemb.table.scores import stored_scores
 
 pytestmark = pytest.mark.any_device
@@ -115,7 +115,7 @@ def test_new_bases_while_training_goes_on(tmp_path: Path) -> None:
     model, path = trained_model(ids=200), tmp_path / "log"
     log = DeltaLog(path, resume=True, retain=2)
     log.attach(model)
-    assert isinstance(log._own.sink, checkpoint.DirectorySink)
+    assert isinstance(log._own.sink, delta_log.DirectorySink)
     log._own.sink.segment_bytes = 1  # a commit a file
     for step in range(1, 5):
         change(model, step)
@@ -280,7 +280,7 @@ def test_logs_that_lack_something_are_refused(published: Path, tmp_path: Path) -
 
 
 def test_gaps_and_damage_are_errors(published: Path, tmp_path: Path) -> None:
-    sink, lost = checkpoint.DirectorySink(published / "r000-of-001"), MemorySink()
+    sink, lost = delta_log.DirectorySink(published / "r000-of-001"), MemorySink()
     for number, data in enumerate(sink.read(0), start=1):
         lost.batches[number] = bytes(data)
     model = small()

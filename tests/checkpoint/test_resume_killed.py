@@ -14,7 +14,7 @@ import pytest
 from resumed_training import EVERY_STEPS, Model, expected_counts, train
 from started import start_server
 
-from torch_dynemb.checkpoint import resume
+from torch_dynemb.delta_log import resume
 
 pytestmark = pytest.mark.cpu_only("is about files, which know no device")
 

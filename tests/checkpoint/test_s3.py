@@ -17,9 +17,9 @@ from s3_server import Environ, S3Server, options_of, s3_server
 from table_content import content
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint, errors
-from torch_dynemb.checkpoint import DeltaLog
-from torch_dynemb.checkpoint.delta_log.object_sink import ObjectSink
+from torch_dynemb import checkpoint, delta_log, errors
+from torch_dynemb.delta_log import DeltaLog
+from torch_dynemb.delta_log.object_sink import ObjectSink
 from torch_dynemb.files import byte_files, uploads
 
 pytestmark = pytest.mark.cpu_only("is about file systems")
@@ -73,7 +73,7 @@ def test_a_checkpoint_and_a_log_in_a_bucket(server: S3Server, tmp_path: Path) ->
     logs = [DeltaLog("s3://bucket/log"), DeltaLog("s3://bucket/log")]
     for log, of in zip(logs, (other, table), strict=True):
         log.attach(of)
-    follower = checkpoint.follow("s3://bucket/log", copy)
+    follower = delta_log.follow("s3://bucket/log", copy)
     for number in (1, 2):
         step(table, 10 * number)
         assert logs[1].publish() == number
@@ -114,7 +114,7 @@ def test_faults_are_overcome(server: S3Server, fault: str) -> None:
     table, copy = items(), items()
     with DeltaLog("s3://bucket/log") as log:
         log.attach(table)
-        follower = checkpoint.follow("s3://bucket/log", copy)
+        follower = delta_log.follow("s3://bucket/log", copy)
         for number in range(3):
             step(table, 10 * number)
             log.publish()
@@ -220,7 +220,7 @@ def saves_and_publishes(rank: int, address: str) -> None:
     loaded = td.private_to_rank(items())
     part = RowPart(loaded, rank, 2)
     assert sum(of.ids for of in checkpoint.load(URL, part).tables.values()) == 200
-    assert checkpoint.resume("s3://bucket/log", part).state == {"step": 1}
+    assert delta_log.resume("s3://bucket/log", part).state == {"step": 1}
     assert content(part) == content(model)
 
 
@@ -247,7 +247,7 @@ def test_a_commit_whose_answer_is_lost(server: S3Server, done: bool) -> None:
     table, copy = items(), items()
     with DeltaLog("s3://bucket/log") as log:
         log.attach(table)
-        follower = checkpoint.follow("s3://bucket/log", copy)
+        follower = delta_log.follow("s3://bucket/log", copy)
         step(table, 0)
         with failing(1, done=done, calls=("create",)):
             log.publish()

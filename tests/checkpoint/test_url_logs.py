@@ -16,8 +16,8 @@ from table_content import content
 from walked_logs import FATES, Calls, Fate, Place, overtake, walk
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint, errors
-from torch_dynemb.checkpoint import DeltaLog, resume
+from torch_dynemb import checkpoint, delta_log, errors
+from torch_dynemb.delta_log import DeltaLog, resume
 from torch_dynemb.files.object_store import ObjectStore
 
 pytestmark = pytest.mark.cpu_only("is about file systems")
@@ -60,7 +60,7 @@ def test_followers_and_trainers_go_on_from_a_url(store: str) -> None:
     log = DeltaLog(URL, resume=True, retain=2)
     assert resume(log, model).state is None
     followed = trained_model(ids=200)
-    follower = checkpoint.follow(URL, followed)
+    follower = delta_log.follow(URL, followed)
     assert follower.update() == 0
     for number in range(1, 4):
         train(model["tables"], number)
@@ -98,7 +98,7 @@ def test_live_tables_follow_a_url() -> None:
     with DeltaLog(URL) as log:
         log.attach(table)
         live = td.serving.live(table, headroom=100)
-        follower = checkpoint.follow(URL, live)
+        follower = delta_log.follow(URL, live)
         step(table, 0)
         log.publish()
     assert follower.update() == 1
@@ -184,7 +184,7 @@ def test_a_commit_without_an_answer_stays(store: str, monkeypatch: pytest.Monkey
     table, copy = items(), items()
     log = DeltaLog(URL)
     log.attach(table)
-    follower = checkpoint.follow(URL, copy)
+    follower = delta_log.follow(URL, copy)
     create, read = ObjectStore.create, ObjectStore.read
 
     def unanswered(of: ObjectStore, url: str, data: bytes) -> None:
@@ -222,7 +222,7 @@ def test_a_store_that_was_emptied_is_noticed() -> None:
     table, copy = items(), items()
     log = DeltaLog(URL)
     log.attach(table)
-    follower = checkpoint.follow(URL, copy)
+    follower = delta_log.follow(URL, copy)
     step(table, 0)
     log.publish()
     log.flush()
@@ -240,7 +240,7 @@ def test_a_store_that_was_emptied_is_noticed() -> None:
     log.close()
     with pytest.raises(errors.NewBaseNeededError, match="Load the base, and follow from there"):
         follower.update()
-    assert checkpoint.replay(URL, copy) == 2
+    assert delta_log.replay(URL, copy) == 2
     assert content(copy, state=False) == content(table, state=False)
 
 
@@ -269,7 +269,7 @@ def test_increments_are_not_followed_at_a_url() -> None:
     step(table, 9)
     checkpoint.save("memory://bucket/more", table, since="memory://bucket/whole")
     with pytest.raises(ValueError, match="copy it to a local disk"):
-        checkpoint.follow("memory://bucket/more", table, base="memory://bucket/whole")
+        delta_log.follow("memory://bucket/more", table, base="memory://bucket/whole")
 
 
 def test_the_store_offers_a_condition_only_if_it_is_obeyed() -> None:

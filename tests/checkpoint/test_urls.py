@@ -18,7 +18,7 @@ from failing_bucket import Dead, failing
 from fsspec.implementations.memory import MemoryFileSystem
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint, errors
+from torch_dynemb import checkpoint, delta_log, errors
 from torch_dynemb.__main__ import main
 from torch_dynemb.files import byte_files, uploads
 from torch_dynemb.files.object_store import ObjectStore
@@ -186,8 +186,8 @@ def test_urls_that_cannot_be_used(path: Any, error: type[Exception], text: str) 
     for call in (
         lambda: checkpoint.save(path, table),
         lambda: checkpoint.load(path, table),
-        lambda: checkpoint.DeltaLog(path).attach(table),
-        lambda: checkpoint.follow(path, table),
+        lambda: delta_log.DeltaLog(path).attach(table),
+        lambda: delta_log.follow(path, table),
     ):
         with pytest.raises(error, match=text):
             call()
@@ -200,7 +200,7 @@ def test_what_has_no_url(model: torch.nn.ModuleDict) -> None:
         lambda: td.serving.export(model, URL, (), version="1"),
         lambda: td.serving.load(URL),
         lambda: checkpoint.snapshots(URL),
-        lambda: checkpoint.DirectorySink(URL),
+        lambda: delta_log.DirectorySink(URL),
         lambda: td.export_vectors(model["tables"], "users", URL),
     ):
         with pytest.raises(ValueError, match="give a path of the local disk"):

@@ -14,7 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint
+from torch_dynemb import checkpoint, delta_log
 
 pytestmark = pytest.mark.cpu_only("names of modules, which know no device")
 
@@ -72,10 +72,10 @@ def test_wrappers_do_not_change_names(tmp_path: Path, wrapper: str, outer: bool)
     assert list(report.tables) == ["module.0"]
     for model in (whole, other):
         assert torch.equal(model.eval()(ids), plain.eval()(ids))
-    log = checkpoint.DeltaLog(tmp_path / "log")
+    log = delta_log.DeltaLog(tmp_path / "log")
     log.attach(whole)
     live = td.serving.live(whole, headroom=9)
-    followers = [checkpoint.follow(tmp_path / "log", model) for model in (live, other, plain)]
+    followers = [delta_log.follow(tmp_path / "log", model) for model in (live, other, plain)]
     whole.train()(ids + 5).sum().backward()
     wrapped_items = next(m for m in whole.modules() if isinstance(m, td.DynamicEmbedding))
     wrapped_items.optimizer.step()

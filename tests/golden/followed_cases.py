@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trained_cases import BETAS
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint, serving
+from torch_dynemb import checkpoint, delta_log, serving
 
 
 class Model(nn.Module):
@@ -81,7 +81,7 @@ def publish(model: Model, folder: Path, *, state: bool) -> None:
     """Write a base and four commits, and train on after each."""
     for step in range(3):
         model.train_step(step)
-    log = checkpoint.DeltaLog(folder / "log", optimizer_state=state)
+    log = delta_log.DeltaLog(folder / "log", optimizer_state=state)
     log.attach(model)
     for step in range(4):
         model.act(step)
@@ -96,7 +96,7 @@ def training_follower(folder: Path) -> Outputs:
     publish(Model(), folder, state=True)
     twin = Model()
     checkpoint.load(folder / "log" / "base", twin)
-    follower = checkpoint.follow(folder / "log", twin)
+    follower = delta_log.follow(folder / "log", twin)
     found: Outputs = {}
     for sequence in range(1, 5):
         follower.update(until=sequence)
@@ -112,7 +112,7 @@ def replayed(state: bool, folder: Path) -> Outputs:
     found: Outputs = {}
     for name, until in (("second", 2), ("last", None)):
         twin = Model()
-        checkpoint.replay(folder / "log", twin, until=until)
+        delta_log.replay(folder / "log", twin, until=until)
         found.update(contents(twin, of=name))
         found[f"{name} dense"] = dense(twin)
     return found
@@ -123,7 +123,7 @@ def other_dtype(folder: Path) -> Outputs:
     publish(Model(), folder, state=True)
     twin = Model()
     twin.one = td.DynamicEmbedding(8, name="one", optimizer=td.Adagrad(lr=0.1), max_rows=300)
-    checkpoint.replay(folder / "log", twin)
+    delta_log.replay(folder / "log", twin)
     return contents(twin)
 
 
@@ -136,10 +136,10 @@ def commits(folder: Path) -> Outputs:
     class Target:
         """Keeps what it is given."""
 
-        def check(self, commit: checkpoint.Commit) -> None:
+        def check(self, commit: delta_log.Commit) -> None:
             pass
 
-        def apply(self, commit: checkpoint.Commit) -> None:
+        def apply(self, commit: delta_log.Commit) -> None:
             number = len([name for name in found if name.endswith("dense")]) + 1
             for name, table in sorted(commit.tables.items()):
                 batch = table.changed.picked(table.changed.ids.argsort())
@@ -151,7 +151,7 @@ def commits(folder: Path) -> Outputs:
                 }
             found[f"{number} dense"] = dict(sorted(commit.dense.items()))
 
-    follower = checkpoint.follow(folder / "log", Target(), base=folder / "log" / "base")
+    follower = delta_log.follow(folder / "log", Target(), base=folder / "log" / "base")
     follower.update()
     return found
 
@@ -161,10 +161,10 @@ def serving_follower(rows: str | None, folder: Path) -> Outputs:
     model = Model()
     for step in range(2):
         model.train_step(step)
-    log = checkpoint.DeltaLog(folder / "log")
+    log = delta_log.DeltaLog(folder / "log")
     log.attach(model)
     served = serving.live(model, headroom=200, rows=rows)
-    follower = checkpoint.follow(folder / "log", served)
+    follower = delta_log.follow(folder / "log", served)
     asked = [ids(30, 2, below=70, seed=1), ids(30, 2, below=70, seed=2), ids(30, below=45, seed=3)]
     found: Outputs = {}
     for step in range(4):

@@ -59,7 +59,7 @@ def engine_steps(rank: int, path: str, what: str) -> Outputs:
         td.checkpoint.save(path, module)
         frozen = td.freeze(module)(engine_features(range(20), 7))
         found["frozen"] = {name: of.detach() for name, of in sorted(frozen.items())}
-        log = td.checkpoint.DeltaLog(f"{path} log", optimizer_state=True)
+        log = td.delta_log.DeltaLog(f"{path} log", optimizer_state=True)
         log.attach(module)
         for step in range(STEPS, STEPS + 2):
             engine_step(module, optimizer, rank, step)
@@ -67,7 +67,7 @@ def engine_steps(rank: int, path: str, what: str) -> Outputs:
         log.close()
     else:
         twin, _ = engine()
-        td.checkpoint.replay(f"{path} log", twin)
+        td.delta_log.replay(f"{path} log", twin)
         found.update(contents(twin, of="replayed"))
     return found
 

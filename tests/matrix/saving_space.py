@@ -27,8 +27,8 @@ from trained_jobs import (
 )
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint import DeltaLog
+from torch_dynemb import checkpoint, delta_log
+from torch_dynemb.delta_log import DeltaLog
 
 
 def check(rank: int, case: Case) -> list[str]:
@@ -221,9 +221,9 @@ SPACE = Space(
         checkpoint.record_changes,
         checkpoint.save_snapshot,
         checkpoint.load_snapshot,
-        checkpoint.replay,
-        checkpoint.follow,
-        checkpoint.resume,
+        delta_log.replay,
+        delta_log.follow,
+        delta_log.resume,
         DeltaLog,
         td.SingleTableOptions,
     ],

@@ -24,8 +24,8 @@ from trained_jobs import EVICTS, POLICIES, TYPES, Job
 from trained_twin import FREQUENCIES, Floats, Twin
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint import DeltaLog
+from torch_dynemb import checkpoint, delta_log
+from torch_dynemb.delta_log import DeltaLog
 
 FILES = ("save", "asynchronous", "increment")  # they leave a whole checkpoint
 LOGS = ("log", "resume")
@@ -127,11 +127,11 @@ class Place:
             if case["followed"]:
                 base = f"{self.root}/log/{self.base}"
                 checkpoint.load(base, target.model, process_group=group, optimizer_state=with_state)
-                checkpoint.follow(f"{self.root}/log", target.model, base=base).update()
+                delta_log.follow(f"{self.root}/log", target.model, base=base).update()
             else:
-                checkpoint.replay(f"{self.root}/log", target.model, process_group=group)
+                delta_log.replay(f"{self.root}/log", target.model, process_group=group)
         elif self.how == "resume":
-            state = checkpoint.resume(f"{self.root}/log", target.model, process_group=group).state
+            state = delta_log.resume(f"{self.root}/log", target.model, process_group=group).state
         elif self.how == "snapshot":
             state = checkpoint.load_snapshot(target.model, process_group=group).state
         elif self.how == "state_dict":

@@ -20,8 +20,8 @@ from seeding import seeded
 from torch import Tensor, nn
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint, recis, serving
-from torch_dynemb.checkpoint import DeltaLog
+from torch_dynemb import delta_log, recis, serving
+from torch_dynemb.delta_log import DeltaLog
 
 KNOWN = [0, -1, 2**63 - 1, -(2**63), *range(4, 14)]
 PADDING = 4  # one of these
@@ -318,7 +318,7 @@ def _differences(case: Case, folder: Path) -> list[str]:
     if case["how"] == "live":
         model = serving.live(served.model, headroom=10, rows=case["rows"], keep=keep)
         if case["updated"] == "log":
-            follower = checkpoint.follow(folder / "log", model)
+            follower = delta_log.follow(folder / "log", model)
             served.write([*KNOWN[-3:], *NEW], seed=3)
             served.erase(KNOWN[:2])
             log.publish()
@@ -511,7 +511,7 @@ SPACE = Space(
     },
     constraints=[],
     check=check,
-    public=[serving.freeze, serving.live, serving.LiveTables, checkpoint.follow],
+    public=[serving.freeze, serving.live, serving.LiveTables, delta_log.follow],
     without_axis={
         "model": "axis kind",
         "input": "axis form",

@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, Dataset
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint, errors, serving
+from torch_dynemb import checkpoint, delta_log, errors, serving
 from torch_dynemb._library.typed_errors import is_marked, typed_error
 from torch_dynemb.distributed.together import ranks_of
 
@@ -135,9 +135,9 @@ def increments_with_a_gap(folder: Path) -> None:
 
 
 def second_log(folder: Path) -> None:
-    with checkpoint.DeltaLog(folder / "log") as log:
+    with delta_log.DeltaLog(folder / "log") as log:
         log.attach(trained())
-        checkpoint.DeltaLog(folder / "log").attach(trained())
+        delta_log.DeltaLog(folder / "log").attach(trained())
 
 
 def second_store(folder: Path) -> None:

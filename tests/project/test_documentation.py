@@ -35,6 +35,7 @@ PACKAGES = (
     "torch_dynemb.policy",
     "torch_dynemb.ops",
     "torch_dynemb.checkpoint",
+    "torch_dynemb.delta_log",
     "torch_dynemb.storage.tiers",
     "torch_dynemb.table",
     "torch_dynemb.serving",

@@ -20,11 +20,11 @@ def publish_engine(rank: int, path: Path) -> tuple[list[Content], list[Content]]
     """What a rank of an engine has at each commit, and one that follows."""
     trained = Trained(rank, 2)
     trained.train(range(1))
-    log = td.checkpoint.DeltaLog(path, optimizer_state=True)
+    log = td.delta_log.DeltaLog(path, optimizer_state=True)
     log.attach(trained.engine)
     other = Trained(rank, 2, seed=8, filled=False)
     td.checkpoint.load(path / "base", other.engine)
-    follower = td.checkpoint.follow(path, other.engine)
+    follower = td.delta_log.follow(path, other.engine)
     published, followed = [], []
     for step in range(1, 4):
         trained.train(range(step, step + 1))
@@ -43,7 +43,7 @@ def test_an_engine_follows_another_one(two_ranks: Ranks, tmp_path: Path) -> None
         assert followed == published
         assert published[0] != published[-1]
     alone = Trained(0, 1, seed=8, filled=False)
-    assert td.checkpoint.replay(tmp_path / "log", alone.engine) == 3
+    assert td.delta_log.replay(tmp_path / "log", alone.engine) == 3
     ids = {key for published, _ in found for key in published[-1]}
     assert content(alone.engine).keys() == ids
     assert merged([content(alone.engine, state=False)]).keys() == ids
@@ -54,7 +54,7 @@ def publish_to_redis(rank: int, url: str, base: Path) -> Content:
     trained = Trained(rank, 2)
     trained.train(range(1))
     td.checkpoint.save(base, trained.engine)
-    log = td.checkpoint.DeltaLog(td.checkpoint.RedisSink(url, f"log:{rank}"))
+    log = td.delta_log.DeltaLog(td.delta_log.RedisSink(url, f"log:{rank}"))
     log.attach(trained.engine, base=base)
     trained.train(range(1, 2))
     log.publish()
@@ -65,11 +65,11 @@ def publish_to_redis(rank: int, url: str, base: Path) -> Content:
 def test_an_engine_publishes_to_redis(two_ranks: Ranks, tmp_path: Path) -> None:
     with running_server() as server:
         published = merged(two_ranks.run(publish_to_redis, server.url, tmp_path / "base"))
-        sinks = [td.checkpoint.RedisSink(server.url, f"log:{rank}") for rank in range(2)]
+        sinks = [td.delta_log.RedisSink(server.url, f"log:{rank}") for rank in range(2)]
         alone = Trained(0, 1, seed=8, filled=False)
-        assert td.checkpoint.replay(sinks, alone.engine, base=tmp_path / "base") == 1
+        assert td.delta_log.replay(sinks, alone.engine, base=tmp_path / "base") == 1
         assert merged([content(alone.engine, state=False)]) == published
-        rows = td.checkpoint.RedisRows(server.url, "rows")
+        rows = td.delta_log.RedisRows(server.url, "rows")
         with pytest.raises(ValueError, match="has trained rows of 8 bits with a scale"):
             rows.follow(sinks, base=tmp_path / "base")  # rows by id are of plain floats
 
@@ -78,8 +78,8 @@ def publish_to_resume(rank: int, path: Path, whole: Path) -> None:
     """Train an engine that goes on from a log once, then save it."""
     for steps in (range(2), range(2, 4)):
         trained = Trained(rank, 2, filled=steps.start == 0)
-        with td.checkpoint.DeltaLog(path, resume=True) as log:
-            td.checkpoint.resume(log, trained.engine)
+        with td.delta_log.DeltaLog(path, resume=True) as log:
+            td.delta_log.resume(log, trained.engine)
             for step in steps:
                 trained.train(range(step, step + 1))
                 log.publish(state={"step": step})
@@ -89,7 +89,7 @@ def publish_to_resume(rank: int, path: Path, whole: Path) -> None:
 def resume_engine(rank: int, size: int, path: Path, whole: Path) -> bool:
     """Whether an engine that resumes has what one has that loads the checkpoint."""
     resumed, loaded = (Trained(rank, size, seed=seed, filled=False) for seed in (7, 8))
-    assert td.checkpoint.resume(path, resumed.engine).state == {"step": 3}
+    assert td.delta_log.resume(path, resumed.engine).state == {"step": 3}
     td.checkpoint.load(whole, loaded.engine)
     found = [contents(of.engine) for of in (resumed, loaded)]
     for child in (child for of in found for child in of.values()):

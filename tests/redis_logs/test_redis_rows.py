@@ -17,7 +17,7 @@ from logged_models import Model, act, train
 from redis_server import Killed, RedisServer, calling_before, failing_after
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint import Commit, DeltaLog, RedisRows, TableDelta
+from torch_dynemb.delta_log import Commit, DeltaLog, RedisRows, TableDelta
 from torch_dynemb.errors import InUseError, NewBaseNeededError, UnsupportedFormatError
 from torch_dynemb.parts.table_parts import PACKED, parts_of
 from torch_dynemb.table.row_access import read_rows
@@ -25,7 +25,7 @@ from torch_dynemb.table.tables import exported
 
 pytestmark = pytest.mark.cpu_only("a Redis server")
 
-PAGE = Path(td.__file__).parent / "checkpoint" / "README.md"
+PAGE = Path(td.__file__).parent / "delta_log" / "README.md"
 FORMATS = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16}
 Rows = dict[tuple[str, int], list[float]]
 # messages of which one is lost: all of them, or some
@@ -105,7 +105,7 @@ def test_a_follower_that_is_killed_at_any_time_goes_on(
     is_sent: bool,
     every: int,
 ) -> None:
-    monkeypatch.setattr("torch_dynemb.checkpoint.redis.rows._ROWS", 32)
+    monkeypatch.setattr("torch_dynemb.delta_log.redis.rows._ROWS", 32)
     model, generator = Model(), torch.Generator(device="cpu").manual_seed(2)
     train(model, generator)
     publisher = start(model, tmp_path / "log")
@@ -169,7 +169,7 @@ def test_a_connection_that_is_lost_at_any_time_is_made_again(
 def test_a_program_that_was_paused_at_any_time_writes_nothing_more(
     server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
-    monkeypatch.setattr("torch_dynemb.checkpoint.redis.rows._ROWS", 32)
+    monkeypatch.setattr("torch_dynemb.delta_log.redis.rows._ROWS", 32)
     model, generator = Model(), torch.Generator(device="cpu").manual_seed(8)
     train(model, generator)
     publisher = start(model, tmp_path / "log")
@@ -224,7 +224,7 @@ def test_a_server_that_loses_its_last_writes_is_noticed(
     server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: int, every: int
 ) -> None:
     """It comes back at the n-th message of an update, as it was some messages before."""
-    monkeypatch.setattr("torch_dynemb.checkpoint.redis.rows._ROWS", 32)
+    monkeypatch.setattr("torch_dynemb.delta_log.redis.rows._ROWS", 32)
     model, generator = Model(), torch.Generator(device="cpu").manual_seed(9)
     train(model, generator)
     publisher = start(model, tmp_path / "log")
@@ -343,7 +343,7 @@ def test_what_cannot_be_written_is_refused(server: RedisServer, tmp_path: Path) 
     with pytest.raises(ValueError, match=r"shards is 8, but .* has 256 for each table"):
         RedisRows(server.url, "clicks", shards=8).follow(tmp_path / "log")
     with pytest.raises(RuntimeError, match="no base is loaded: call follow"):
-        td.checkpoint.follow(tmp_path / "log", RedisRows(server.url, "clicks"), sequence=0).update()
+        td.delta_log.follow(tmp_path / "log", RedisRows(server.url, "clicks"), sequence=0).update()
     none = torch.empty(0, dtype=torch.int64)
     packed = TableDelta(4, PACKED, td.RowBatch(none, torch.empty(0, 4)), none, None, 0)
     with pytest.raises(ValueError, match=r"table 'bags\.a' has trained rows of 8 bits"):

@@ -19,7 +19,7 @@ from redis_server import RedisServer, running_server
 from walked_logs import FATES, Calls, Ended, Fate, Place, overtake, walk
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint import (
+from torch_dynemb.delta_log import (
     DeltaLog,
     DeltaSink,
     EndingSink,
@@ -28,7 +28,7 @@ from torch_dynemb.checkpoint import (
     RedisSink,
     follow,
 )
-from torch_dynemb.checkpoint.redis import sink as sink_module
+from torch_dynemb.delta_log.redis import sink as sink_module
 from torch_dynemb.errors import InUseError, NewBaseNeededError, NoRoomError
 
 pytestmark = pytest.mark.cpu_only("a Redis server")
@@ -84,7 +84,7 @@ def trained() -> tuple[Model, torch.Generator]:
 
 def replayed(server: RedisServer, base: Path) -> tuple[int, Model]:
     copy = Model(seed=9)
-    return td.checkpoint.replay(RedisSink(server.url, "log"), copy, base=base), copy
+    return td.delta_log.replay(RedisSink(server.url, "log"), copy, base=base), copy
 
 
 def test_followers_and_trainers_go_on_from_redis(server: RedisServer, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_followers_and_trainers_go_on_from_redis(server: RedisServer, tmp_path: 
     log.close()
     # a trainer on another machine takes up the log
     other = Model(seed=8)
-    report = td.checkpoint.resume(
+    report = td.delta_log.resume(
         [RedisSink(server.url, "log")], other, base=tmp_path / "latest", progress=False
     )
     assert report.state == {"number": 5}
@@ -329,7 +329,7 @@ def test_a_stream_that_was_trimmed_needs_a_new_base(
     log.save(tmp_path / "later")
     log.close()
     copy = Model(seed=9)
-    assert td.checkpoint.replay(RedisSink(server.url, "log2"), copy, base=tmp_path / "later") == 2
+    assert td.delta_log.replay(RedisSink(server.url, "log2"), copy, base=tmp_path / "later") == 2
     assert content(copy, state=False) == content(model, state=False)
 
 

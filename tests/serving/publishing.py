@@ -13,8 +13,8 @@ from packaged import Features, SmallModel, base_of, features, small_model
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.delta_log.batch import ERASE, ROWS, Head, Pieces, encoded
-from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_tables, of_tensors
+from torch_dynemb.changes.batch import ERASE, ROWS, Head, Pieces, encoded
+from torch_dynemb.changes.payloads import LoggedPart, of_tables, of_tensors
 from torch_dynemb.files.tensor_file import raw
 from torch_dynemb.serving import whole_commits
 
@@ -30,7 +30,7 @@ def new_trainer(
     *,
     segment_bytes: int = 64 << 20,
     rows: Literal["int8", "fp16"] | None = None,
-) -> tuple[SmallModel, td.checkpoint.DeltaLog]:
+) -> tuple[SmallModel, td.delta_log.DeltaLog]:
     """A model with the content of the package, and the log to which it publishes.
 
     Args:
@@ -41,9 +41,9 @@ def new_trainer(
     """
     model = small_model(seed=1, many=0)
     td.checkpoint.load(base_of(package.path), model)
-    sink = td.checkpoint.DirectorySink(log / "r000-of-001", segment_bytes=segment_bytes)
+    sink = td.delta_log.DirectorySink(log / "r000-of-001", segment_bytes=segment_bytes)
     # with what trainers resume from, which servers skip
-    publisher = td.checkpoint.DeltaLog(sink, resume=rows is None, rows=rows)
+    publisher = td.delta_log.DeltaLog(sink, resume=rows is None, rows=rows)
     publisher.attach(model, base=base_of(package.path))
     return model, publisher
 
@@ -67,7 +67,7 @@ def train(model: SmallModel, number: int, *, dense: bool = False) -> None:
             model.scale += 1
 
 
-def publish(publisher: td.checkpoint.DeltaLog) -> int:
+def publish(publisher: td.delta_log.DeltaLog) -> int:
     """The number of the next commit, which is on the disk."""
     number = publisher.publish()
     publisher.flush()
@@ -119,7 +119,7 @@ def write_commit_of_two_ranks(
             records.append(Pieces.of(ERASE, 1, of_tensors({"id": torch.arange(3)})))
         head = Head(rank, 2, 0, uuid, 0, 1, 1, 0, 0)
         data, _ = encoded(head, records)
-        sink = td.checkpoint.DirectorySink(log / f"r{rank:03}-of-002")
+        sink = td.delta_log.DirectorySink(log / f"r{rank:03}-of-002")
         sink.append(raw(data), 1)
         sink.close()
 

@@ -14,8 +14,8 @@ from publishing import FailingChanges
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint, ops, serving
-from torch_dynemb.checkpoint import DeltaLog, follow
+from torch_dynemb import checkpoint, delta_log, ops, serving
+from torch_dynemb.delta_log import DeltaLog, follow
 from torch_dynemb.ops.columns import RowFormat
 
 pytestmark = pytest.mark.cpu_only("live tables are on the CPU")
@@ -278,8 +278,8 @@ def test_a_live_copy_takes_the_rows_of_increments(tmp_path: Path) -> None:
     model.group.erase(0, torch.tensor([5]))
     checkpoint.save(tmp_path / "one", model, since=tmp_path / "base")
     with pytest.raises(ValueError, match="is an increment"):
-        checkpoint.follow(tmp_path / "one", served, base=tmp_path / "base")
-    follower = checkpoint.follow(tmp_path / "one", served, base=tmp_path / "base", dense="keep")
+        delta_log.follow(tmp_path / "one", served, base=tmp_path / "base")
+    follower = delta_log.follow(tmp_path / "one", served, base=tmp_path / "base", dense="keep")
     assert follower.update() == 1
     asked = torch.arange(22)
     assert torch.equal(served(asked), model.eval()(asked))

@@ -18,9 +18,9 @@ from http_server import environment
 from packaged import HEADROOM, VERSION, SmallModel, base_of, features, small_model
 from publishing import INPUTS, FailingChanges, answer, new_trainer, publish, train
 
-from torch_dynemb import checkpoint, serving
-from torch_dynemb.checkpoint.delta_log.position import LogPosition
-from torch_dynemb.checkpoint.delta_log.segment import Segment
+from torch_dynemb import checkpoint, delta_log, serving
+from torch_dynemb.delta_log.reader import LogPosition
+from torch_dynemb.delta_log.segment import Segment
 from torch_dynemb.serving.packages.base import PackageBase
 from torch_dynemb.serving.packages.manifest import read_package_manifest
 
@@ -240,13 +240,13 @@ def test_a_commit_without_headroom_is_refused_whole(live_package: Package, tmp_p
 
 def test_other_logs_are_refused(live_package: Package, tmp_path: Path) -> None:
     model = small_model(seed=1, many=0)
-    with checkpoint.DeltaLog(tmp_path / "other") as publisher:
+    with delta_log.DeltaLog(tmp_path / "other") as publisher:
         publisher.attach(model)
         train(model, 1)
         publish(publisher)
     with serving.load(live_package.path, follow=tmp_path / "other") as served:
         expected = served.run(*INPUTS)[0]
-        with pytest.raises(checkpoint.NewBaseNeededError, match="but not since"):
+        with pytest.raises(delta_log.NewBaseNeededError, match="but not since"):
             served.follower.update()
         assert torch.equal(served.run(*INPUTS)[0], expected)
 
@@ -262,7 +262,7 @@ def test_dropped_commits_are_told(live_package: Package, tmp_path: Path) -> None
                 served.follower.update()
                 expected = served.run(*INPUTS)[0]
         segments(log)[1].unlink()
-        with pytest.raises(checkpoint.NewBaseNeededError, match=r"commit 1 was read last.* is 3"):
+        with pytest.raises(delta_log.NewBaseNeededError, match=r"commit 1 was read last.* is 3"):
             served.follower.update()
         assert served.sequence == 1
         assert torch.equal(served.run(*INPUTS)[0], expected)
@@ -295,7 +295,7 @@ def test_packages_of_a_commit_go_on_from_there(live_package: Package, tmp_path: 
     folder = with_manifest(live_package, tmp_path / "3", base=other)
     with (
         serving.load(folder, follow=log) as three,
-        pytest.raises(checkpoint.NewBaseNeededError, match="or it is another log"),
+        pytest.raises(delta_log.NewBaseNeededError, match="or it is another log"),
     ):
         three.follower.update()
 

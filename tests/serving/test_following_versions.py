@@ -14,9 +14,9 @@ from packaged import HEADROOM, VERSION, Features, base_of, small_model
 from publishing import answer, new_trainer, publish, train, write_commit_of_two_ranks
 from torch import Tensor
 
-from torch_dynemb import checkpoint, ops, serving
-from torch_dynemb.checkpoint.delta_log import batch as batch_format
-from torch_dynemb.checkpoint.delta_log.segment import Segment
+from torch_dynemb import delta_log, ops, serving
+from torch_dynemb.changes import batch as batch_format
+from torch_dynemb.delta_log.segment import Segment
 
 if TYPE_CHECKING:
     from conftest import Package
@@ -175,7 +175,7 @@ def test_logs_that_do_not_go_on_are_told(
     with versions_program.following(program, live_package.path, log) as follower:
         assert "no batch has the number in its name" in follower.update()["versions"]["damaged"]
     other = tmp_path / "other"
-    with checkpoint.DeltaLog(other) as of_other:
+    with delta_log.DeltaLog(other) as of_other:
         of_other.attach(model)
         publish(of_other)
     with versions_program.following(program, live_package.path, other) as follower:

@@ -13,7 +13,7 @@ from checkpoint_steps import names_of
 from table_content import Content, content
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint import DeltaLog, NewBaseNeededError, RedisSink, follow
+from torch_dynemb.delta_log import DeltaLog, NewBaseNeededError, RedisSink, follow
 
 
 class Followed(NamedTuple):
@@ -157,7 +157,7 @@ def publishes_to_resume(
     """Goes on from a log to the last of some steps; then saves all to compare with."""
     model, names = sharded_model(kinds, 0, optimizer, seed=rank), names_of(kinds)
     with DeltaLog(log, resume=True, every_steps=1) as published:
-        state = td.checkpoint.resume(published, model).state
+        state = td.delta_log.resume(published, model).state
         assert steps.start == (0 if state is None else state["step"])
         for step in steps:
             train(model, rank, names, range(step, step + 1))
@@ -170,7 +170,7 @@ def resumes(
 ) -> bool:
     """Whether a model that resumes has what one has that loads a checkpoint of the same step."""
     models = [sharded_model(kinds, side, optimizer, seed=seed) for seed in (1, 2)]
-    report = td.checkpoint.resume(log, models[0])
+    report = td.delta_log.resume(log, models[0])
     assert report.state == {"step": STEPS, "rank": 0}
     td.checkpoint.load(whole, models[1])
     # an exact load has the time of the last lookup, others that of the next one

@@ -143,8 +143,8 @@ class Life:
         """Return a context in which the job is killed, and its content is compared."""
         from tutorials.dlrm.job import checkpoint, commits, ranks
 
-        for name in ("saving.save", "delta_log.bases", "delta_log.directory"):
-            sys.modules[f"torch_dynemb.checkpoint.{name}"]._DISK = self._disk  # type: ignore[attr-defined]
+        for name in ("checkpoint.saving.save", "delta_log.log_folder", "delta_log.directory"):
+            sys.modules[f"torch_dynemb.{name}"]._DISK = self._disk  # type: ignore[attr-defined]
         watching = _Patches()
         for kind in (checkpoint.Checkpoints, commits.Commits):
             watching.wrap(kind, "resume", self._resumed)

@@ -84,17 +84,17 @@ def logs(rank: int, path: str) -> dict[str, Any]:
     other = replicated(SHARDED, options=COUNTED, optimizer=td.Adam(lr=0.1))
     result: dict[str, Any] = {"rows": []}
     try:
-        td.checkpoint.DeltaLog(f"{path}/wrong", every_steps=1).attach(model)
+        td.delta_log.DeltaLog(f"{path}/wrong", every_steps=1).attach(model)
     except ValueError as error:
         result["attach"] = str(error)
     log = follower = None
     if model.in_first_group:
-        log = td.checkpoint.DeltaLog(
+        log = td.delta_log.DeltaLog(
             f"{path}/log", every_steps=1, process_group=model.sharding_group
         )
         log.attach(model)
         td.checkpoint.load(f"{path}/log/base", other, process_group=other.sharding_group)
-        follower = td.checkpoint.follow(f"{path}/log", other)
+        follower = td.delta_log.follow(f"{path}/log", other)
     for turn in range(3):
         train(model, SHARDED, 24, 100 * turn + 10 * rank)
         model.sync()

@@ -38,7 +38,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.delta_log.log import DeltaLog
+from torch_dynemb.delta_log.log import DeltaLog
 from torch_dynemb.torchrec import TableOptions, reshard
 from torch_dynemb.torchrec.planning.options import TableParams
 from torch_dynemb.torchrec.resharding.moves import ReshardedTable

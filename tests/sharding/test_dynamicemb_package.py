@@ -167,13 +167,13 @@ def test_imports_after_the_registration(process: Ranks) -> None:
 
 
 def test_remedies_name_what_exists() -> None:
-    from torch_dynemb import checkpoint, migrate, ops, serving, torchrec
+    from torch_dynemb import delta_log, migrate, ops, serving, torchrec
 
     assert callable(ops.unique_ids)
     assert callable(migrate.read_dynamicemb)
     assert callable(torchrec.local_shards)
     assert callable(serving.export)
-    for found in (td.freeze, td.AdmitBy, td.SSDStore, td.ExternalStore, checkpoint.DeltaLog):
+    for found in (td.freeze, td.AdmitBy, td.SSDStore, td.ExternalStore, delta_log.DeltaLog):
         assert callable(found)
     group = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1)).group
     assert callable(group.evicted.record)

@@ -48,15 +48,15 @@ def test_another_sharding_and_one_process_follow(two_ranks: Ranks, tmp_path: Pat
     found = two_ranks.run(publishes_and_follows, KINDS, tmp_path / "log", COMMITS)
     check(found)
     alone = Unsharded(KINDS, 0, "adam")
-    assert td.checkpoint.replay(tmp_path / "log", alone) == COMMITS
+    assert td.delta_log.replay(tmp_path / "log", alone) == COMMITS
     published = merged(of.published[-1] for of in found)
     assert merged([content(alone, state=False)]) == published
     assert [parameter.tolist() for parameter in alone.over.parameters()] == found[0].dense[0]
     (tmp_path / "log" / "r001-of-002").rename(tmp_path / "r001-of-002")
-    follower = td.checkpoint.follow(tmp_path / "log", Unsharded(KINDS, 0, "adam"))
+    follower = td.delta_log.follow(tmp_path / "log", Unsharded(KINDS, 0, "adam"))
     assert follower.update() == 0  # a commit is there when all ranks have it
     with pytest.raises(ValueError, match="has a log of 2 ranks, but the model has 1"):
-        td.checkpoint.DeltaLog(tmp_path / "log").attach(alone)
+        td.delta_log.DeltaLog(tmp_path / "log").attach(alone)
 
 
 def test_ranks_publish_to_redis(two_ranks: Ranks, tmp_path: Path) -> None:
@@ -64,11 +64,11 @@ def test_ranks_publish_to_redis(two_ranks: Ranks, tmp_path: Path) -> None:
     kinds = [kind for kind in KINDS if kind.name in ("rows", "columns", "sequence")]
     with running_server() as server:
         of_ranks = two_ranks.run(publishes_to_redis, kinds, server.url, base, COMMITS)
-        sinks = [td.checkpoint.RedisSink(server.url, f"clicks:{rank}") for rank in range(2)]
+        sinks = [td.delta_log.RedisSink(server.url, f"clicks:{rank}") for rank in range(2)]
         alone, published = Unsharded(kinds, 0, "adam"), merged(of for (of,) in of_ranks)
-        assert td.checkpoint.replay(sinks, alone, base=base) == COMMITS
+        assert td.delta_log.replay(sinks, alone, base=base) == COMMITS
         assert merged([content(alone, state=False)]) == published
-        rows = td.checkpoint.RedisRows(server.url, "rows", shards=4)
+        rows = td.delta_log.RedisRows(server.url, "rows", shards=4)
         assert rows.follow(sinks, base=base).update() == COMMITS
         client = server.client()
         found = {
@@ -118,12 +118,12 @@ def test_training_resumes_on_any_number_of_ranks(
         assert all(two_ranks.run(resumes, RESUMED, side, optimizer, log, whole))
     assert all(three_ranks.run(resumes, ON_THREE, 1, optimizer, log, whole))
     models = [Unsharded(RESUMED, 0, optimizer) for _ in range(2)]
-    assert td.checkpoint.resume(log, models[0]).state["step"] == STEPS
+    assert td.delta_log.resume(log, models[0]).state["step"] == STEPS
     td.checkpoint.load(whole, models[1])
     assert all(map(equal_shards, *[shards_of_unsharded(model) for model in models]))
-    sink = td.checkpoint.DirectorySink(log / "r001-of-002")
+    sink = td.delta_log.DirectorySink(log / "r001-of-002")
     sink.drop_after(STEPS - 1)  # as if this rank had been killed before it wrote
     sink.close()
-    assert td.checkpoint.resume(log, models[0]).state["step"] == STEPS - 1
+    assert td.delta_log.resume(log, models[0]).state["step"] == STEPS - 1
     two_ranks.run(publishes_to_resume, RESUMED, optimizer, log, whole, range(STEPS - 1, STEPS))
     assert same(saved_content(whole), saved_content(other))

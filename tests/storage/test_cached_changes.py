@@ -14,7 +14,7 @@ from group_calls import same_bits
 from tiered_pairs import Batch, Pair
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint
+from torch_dynemb import checkpoint, delta_log
 from torch_dynemb.table import changes
 
 pytestmark = pytest.mark.own_device
@@ -123,13 +123,13 @@ def test_delta_logs(resume: bool, tmp_path: Path) -> None:
     with emulated_cuda():
         table, other = new_table(cached()), new_table(cached(60))
         train(table, 0)
-        log = checkpoint.DeltaLog(tmp_path / "log", resume=resume)
+        log = delta_log.DeltaLog(tmp_path / "log", resume=resume)
         log.attach(table)
         for step in range(3, 6):
             train(table, step, 1)
             assert log.publish() == step - 2
         log.close()
-        (checkpoint.resume if resume else checkpoint.replay)(tmp_path / "log", other)
+        (delta_log.resume if resume else delta_log.replay)(tmp_path / "log", other)
         assert same(content(other), content(table))
 
 

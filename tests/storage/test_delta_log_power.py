@@ -12,7 +12,7 @@ import pytest
 from crash_states import MAKE_FOLDER, crash_states, read_log
 from logged_batches import batches, read
 
-from torch_dynemb.checkpoint import DirectorySink
+from torch_dynemb.delta_log import DirectorySink
 
 pytestmark = pytest.mark.cpu_only("about files, without tables")
 

@@ -201,7 +201,7 @@ def test_increments_carry_decayed_counts(tmp_path: Path) -> None:
 
 def test_a_log_resumes_with_its_half_life(tmp_path: Path) -> None:
     trained = table_of(td.AdmitFrequent(3, half_life_steps=2))
-    log = td.checkpoint.DeltaLog(tmp_path / "log", resume=True)
+    log = td.delta_log.DeltaLog(tmp_path / "log", resume=True)
     log.attach(trained)
     for ids in ([1, 1, 2], [3, 3], [2, 4]):
         look_up(trained, ids)
@@ -209,14 +209,14 @@ def test_a_log_resumes_with_its_half_life(tmp_path: Path) -> None:
         log.publish()
     log.close()
     resumed = table_of(td.AdmitFrequent(3, half_life_steps=2))
-    td.checkpoint.resume(tmp_path / "log", resumed)
+    td.delta_log.resume(tmp_path / "log", resumed)
     assert waiting(resumed) == waiting(trained)
     for table in (trained, resumed):
         look_up(table, [3, 3, 2, 2, 4, 4])
     assert ids_of(resumed.group) == ids_of(trained.group) == {2, 3}
     message = "admission_half_life -2 in the log and None in the model"
     with pytest.raises(ValueError, match=message):
-        td.checkpoint.resume(tmp_path / "log", table_of(td.AdmitFrequent(3)))
+        td.delta_log.resume(tmp_path / "log", table_of(td.AdmitFrequent(3)))
 
 
 def test_state_dicts_need_the_half_life_that_they_were_saved_with() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_dynemb.checkpoint import DeltaSink
+from torch_dynemb.delta_log import DeltaSink
 from tutorials.delta_log import train_and_serve
 from tutorials.delta_log.sqlite_sink import SQLiteSink
 

@@ -25,12 +25,12 @@ class Kept:
     """A target of a follower that keeps the commits."""
 
     def __init__(self) -> None:
-        self.commits: list[td.checkpoint.Commit] = []
+        self.commits: list[td.delta_log.Commit] = []
 
-    def check(self, commit: td.checkpoint.Commit) -> None:
+    def check(self, commit: td.delta_log.Commit) -> None:
         assert commit.sequence == len(self.commits) + 1
 
-    def apply(self, commit: td.checkpoint.Commit) -> None:
+    def apply(self, commit: td.delta_log.Commit) -> None:
         self.commits.append(commit)
 
 
@@ -52,7 +52,7 @@ def test_who_follows_has_the_rows_of_the_checkpoint(
         train.main([*command, "--resume"])
     capsys.readouterr()
     kept = Kept()
-    td.checkpoint.follow(tmp_path / "log", kept).update()
+    td.delta_log.follow(tmp_path / "log", kept).update()
     assert [commit.sequence for commit in kept.commits] == [1, 2, 3, 4][: 3 + resumed]
     dense: dict[str, torch.Tensor] = {}
     for commit in kept.commits:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described, text
-from torch_dynemb.checkpoint.entries import ID, score_entry, state_entry
 from torch_dynemb.migrate.files import paths_of
 from torch_dynemb.migrate.raw_files import FLOAT_DTYPES, as_ids
 from torch_dynemb.migrate.source import Source, SourceRows, with_columns
+from torch_dynemb.rows.tensor_names import ID, score_entry, state_entry
 from torch_dynemb.table import RowBatch
 
 ROW = "row"  # as torch_dynemb.checkpoint.export names the columns

@@ -14,8 +14,6 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
-from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.files.locations import checked_path
 from torch_dynemb.migrate.dynamicemb_dump import DumpSource
@@ -30,7 +28,9 @@ from torch_dynemb.migrate.dynamicemb_writing import (
 )
 from torch_dynemb.migrate.load import load
 from torch_dynemb.parts.table_parts import TablePart, end_steps, parts_of
+from torch_dynemb.parts.whole_tables import check_whole
 from torch_dynemb.policy.admission import AdmitFrequent
+from torch_dynemb.process.torch_modes import plain_torch
 
 TableNames = Mapping[str, Sequence[str]]
 _ROOT = "model"  # DynamicEmb's name of the model itself

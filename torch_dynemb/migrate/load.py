@@ -9,15 +9,15 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag, integer
-from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.saving.increments import count_from
 from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.migrate.source import Source
 from torch_dynemb.migrate.target import Clocks, Target
 from torch_dynemb.parts.table_parts import TablePart, end_steps, groups_of, parts_of
+from torch_dynemb.parts.whole_tables import check_whole
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.process.torch_modes import plain_torch
 from torch_dynemb.rows.loader import RowLoader, undone_after_error
 
 NonFinite = Literal["error", "keep"]

@@ -105,7 +105,7 @@ def register_module(
         frozen: takes a module and the :class:`torch_dynemb.serving.Choices` of
             :func:`torch_dynemb.freeze`. Gives a read-only copy; None on a rank that gets none.
         follower: takes a model that has such a module. Gives the
-            :class:`torch_dynemb.checkpoint.FollowTarget` that applies commits to the model.
+            :class:`torch_dynemb.delta_log.FollowTarget` that applies commits to the model.
         optimizers: takes a module. Gives its :class:`torch_dynemb.nn.RowOptimizers`,
             for :func:`torch_dynemb.table_optimizers` and :func:`torch_dynemb.clip_grad_norm_`,
             which look into it all the same.

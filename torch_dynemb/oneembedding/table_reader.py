@@ -15,7 +15,6 @@ from torch import Tensor
 from torch_dynemb import checkpoint
 from torch_dynemb.argument_checks import described, integer, integers
 from torch_dynemb.checkpoint import CheckpointTable
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.files.locations import checked_path
 from torch_dynemb.oneembedding.keys import key_type_of, keys_of
 from torch_dynemb.oneembedding.oneflow_snapshot import is_oneflow_table, oneflow_table
@@ -27,6 +26,7 @@ from torch_dynemb.oneembedding.snapshots import (
     root_of,
 )
 from torch_dynemb.oneembedding.stores import block_size
+from torch_dynemb.process.torch_modes import plain_torch
 
 _ROWS = 65536
 _BYTES = 64 << 20

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.checkpoint import CheckpointTable
-from torch_dynemb.checkpoint.entries import NO_GROUP
-from torch_dynemb.checkpoint.manifest.records import Manifest, SavedDense, SavedPart, SavedTable
-from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.manifest.records import Manifest, SavedDense
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointFiles
 from torch_dynemb.checkpoint.saving.save import check_target, finish_folder
 from torch_dynemb.checkpoint.tools.part_writer import PartOfTable, PartWriter, TensorFiles
@@ -31,8 +29,10 @@ from torch_dynemb.oneembedding.snapshots import folder_of_snapshot, root_of, tab
 from torch_dynemb.oneembedding.stores import block_size
 from torch_dynemb.oneembedding.table_reader import check_value_type, checked_paths
 from torch_dynemb.ops.columns import TABLE_COLUMNS, Meta
+from torch_dynemb.parts.saved_tables import NO_GROUP, SavedPart, SavedTable
 from torch_dynemb.policy import Policy
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.process.torch_modes import plain_torch
 
 _OWNER = "make_persistent_table_writer"
 _DISK = Disk()

@@ -1,1 +1,1 @@
-"""Parts of tables: those of ranks, kept ids, column shards, merged ids, sketches."""
+"""Parts of tables: those of ranks, descriptions, kept ids, column shards, sketches."""

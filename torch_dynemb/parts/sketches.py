@@ -1,4 +1,4 @@
-"""Combination of the counting sketches of several parts of a table.
+"""Counting sketches of tables, and their combination over several parts.
 
 A sketch counts ids that wait for admission (a count-min sketch; Cormode, Muthukrishnan 2005). In a
 row of ``width`` cells, each cell counts the ids with a hash in one of ``width`` equal ranges.
@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from torch_dynemb.ops.columns import SKETCH_ROWS, PolicyColumn
+from torch_dynemb.table.group_config import GroupConfig
 
 _MOST = (1 << 31) - 1
 
@@ -51,4 +54,20 @@ def _resized(cells: Tensor, width: int) -> Tensor:
     return result
 
 
-__all__ = ["combined_sketch"]
+def sketch_cells(config: GroupConfig, sketch: Tensor, table: int) -> Tensor | None:
+    """Return the counting sketch of a table, int32 [rows, width]; None if it has none.
+
+    Args:
+        config: config of the group.
+        sketch: int32 [cells], of the group.
+        table: number of the table.
+    """
+    rows = config.layout.rows
+    width = rows[table].get(PolicyColumn.SKETCH_WIDTH, 0) if rows else 0
+    if width == 0:
+        return None
+    begin = rows[table][PolicyColumn.SKETCH_BEGIN]
+    return sketch[begin : begin + SKETCH_ROWS * width].reshape(SKETCH_ROWS, width)
+
+
+__all__ = ["combined_sketch", "sketch_cells"]

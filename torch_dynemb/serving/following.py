@@ -1,4 +1,4 @@
-"""Live tables that follow a delta log; see :func:`torch_dynemb.checkpoint.follow`."""
+"""Live tables that follow a delta log; see :func:`torch_dynemb.delta_log.follow`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import nullcontext
 
 from torch import Tensor, nn
 
-from torch_dynemb.checkpoint.delta_log.commits import Commit
-from torch_dynemb.checkpoint.delta_log.targets import (
+from torch_dynemb.changes.commits import Commit
+from torch_dynemb.checkpoint.saving.dense_state import dense_state
+from torch_dynemb.delta_log.targets import (
     WholeTarget,
     check_names,
     checked_delta,
     nothing,
 )
-from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.nn.module_kinds import register_module
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.parts.table_parts import table_name

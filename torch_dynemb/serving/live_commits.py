@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.delta_log.commits import TableDelta
+from torch_dynemb.changes.commits import TableDelta
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.parts.table_parts import PACKED
 from torch_dynemb.serving.live_state import LiveState, no_headroom

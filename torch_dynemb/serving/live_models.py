@@ -32,7 +32,7 @@ def live(
     one thread at a time may call their :meth:`LiveTables.update` and :meth:`LiveTables.erase`. Any
     number may run the model meanwhile: as it is, exported by ``torch.export``, or packaged by
     AOTInductor with the tables as constants that the user manages. The dense state changes by
-    commits of a delta log only (:func:`torch_dynemb.checkpoint.follow`).
+    commits of a delta log only (:func:`torch_dynemb.delta_log.follow`).
 
     Args:
         model: a module with dynamic tables, or its copy by :func:`torch_dynemb.freeze`. It does not

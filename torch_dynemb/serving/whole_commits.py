@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.delta_log.targets import nothing
+from torch_dynemb.delta_log.targets import nothing
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.ops.quantized import row_bytes
 from torch_dynemb.rows.whole_update import Call, apply_all

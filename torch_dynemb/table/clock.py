@@ -153,4 +153,22 @@ def now_of_step(tables: Tables, now: int | None) -> int | None:
     return now
 
 
-__all__ = ["TableClock", "check_now", "now_of_step", "propose", "set_time", "share_time_as"]
+def next_now(tables: Tables) -> int:
+    """Return the seconds of the next lookups, as far as this rank knows.
+
+    Args:
+        tables: tables of the group.
+    """
+    proposed = tables.host.proposed_now
+    return max(int(tables.index.clock[Clock.NOW]), 0 if proposed is None else int(proposed))
+
+
+__all__ = [
+    "TableClock",
+    "check_now",
+    "next_now",
+    "now_of_step",
+    "propose",
+    "set_time",
+    "share_time_as",
+]

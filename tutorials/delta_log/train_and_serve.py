@@ -53,13 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     td.checkpoint.save(base, model)
     database = options.out / "log.sqlite3"
     database.unlink(missing_ok=True)
-    log = td.checkpoint.DeltaLog(SQLiteSink(database), dense=False)
+    log = td.delta_log.DeltaLog(SQLiteSink(database), dense=False)
     log.attach(model, base=base)
 
     # What follows: here a copy in the same process; anywhere else a package, or a model that was
     # loaded from the base. It opens the database for itself.
     served = serving.live(model, headroom=USERS)
-    follower = td.checkpoint.follow(SQLiteSink(database), served, base=base)
+    follower = td.delta_log.follow(SQLiteSink(database), served, base=base)
     follower.start(every_seconds=0.01)
 
     everybody = torch.arange(USERS)[:, None]

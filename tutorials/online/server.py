@@ -20,7 +20,7 @@ def serve(log: Path, socket: Path) -> None:
     model = Clicks()
     td.checkpoint.load(log / "base", model, progress=False)
     live = td.serving.live(model, headroom=100_000)
-    follower = td.checkpoint.follow(log, live, base=log / "base")
+    follower = td.delta_log.follow(log, live, base=log / "base")
     follower.update()
     follower.start(every_seconds=0.01)
     with Listener(str(socket), "AF_UNIX") as listener:

@@ -28,8 +28,8 @@ def train(events: Path, log_path: Path, every_seconds: float) -> None:
     """
     training = Training()
     loader: Any = StatefulDataLoader(Tail(events, COLUMNS, BATCH), batch_size=None)
-    log = td.checkpoint.DeltaLog(log_path, resume=True, every_seconds=every_seconds)
-    state = td.checkpoint.resume(log, training.model, progress=False).state
+    log = td.delta_log.DeltaLog(log_path, resume=True, every_seconds=every_seconds)
+    state = td.delta_log.resume(log, training.model, progress=False).state
     if state is not None:
         training.dense_optimizer.load_state_dict(state["optimizer"])
         loader.load_state_dict(state["loader"])

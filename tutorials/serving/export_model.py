@@ -35,7 +35,7 @@ class Clicks(nn.Module):
         return torch.sigmoid(self.top(self.bags({"user": user, "item": item})))
 
 
-def train(model: Clicks, steps: int, log: td.checkpoint.DeltaLog | None = None) -> None:
+def train(model: Clicks, steps: int, log: td.delta_log.DeltaLog | None = None) -> None:
     """Train a model on clicks that depend on the sum of two ids.
 
     Args:
@@ -76,7 +76,7 @@ def main() -> None:
     train(model, options.steps)
     log, base = None, None
     if options.publish is not None:
-        log = td.checkpoint.DeltaLog(options.publish, every_steps=10)
+        log = td.delta_log.DeltaLog(options.publish, every_steps=10)
         log.attach(model)
         log.publish()  # what the log has already is taken back
         base = log.position()

@@ -28,7 +28,7 @@ class Metrics:
     """
 
     def __init__(
-        self, model: td.serving.ServedModel, follower: td.checkpoint.Follower | None
+        self, model: td.serving.ServedModel, follower: td.delta_log.Follower | None
     ) -> None:
         disable_created_metrics()
         self._registry = CollectorRegistry()
@@ -64,7 +64,7 @@ class _ModelState(Collector):
     """State of a model, read when Prometheus asks."""
 
     def __init__(
-        self, model: td.serving.ServedModel, follower: td.checkpoint.Follower | None
+        self, model: td.serving.ServedModel, follower: td.delta_log.Follower | None
     ) -> None:
         self._model, self._follower = model, follower
 

@@ -64,7 +64,7 @@ class Limits(NamedTuple):
 
 def application(
     model: td.serving.ServedModel,
-    follower: td.checkpoint.Follower | None = None,
+    follower: td.delta_log.Follower | None = None,
     *,
     name: str,
     limits: Limits,

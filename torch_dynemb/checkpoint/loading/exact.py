@@ -12,11 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.entries import NO_GROUP, WEIGHT, state_entry
 from torch_dynemb.checkpoint.loading.group import GroupLoad
 from torch_dynemb.checkpoint.loading.part import Stream
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
-from torch_dynemb.checkpoint.manifest.records import Manifest, SavedGroup, SavedPart
+from torch_dynemb.checkpoint.manifest.records import Manifest, SavedGroup
 from torch_dynemb.checkpoint.reading.read_ahead import Read, read_ahead
 from torch_dynemb.checkpoint.reading.saved_rows import SavedRows, kinds_of
 from torch_dynemb.errors import DamagedFileError, NoRoomError
@@ -30,7 +29,9 @@ from torch_dynemb.ops.columns import (
     Slab,
     Table,
 )
+from torch_dynemb.parts.saved_tables import NO_GROUP, SavedPart
 from torch_dynemb.parts.table_parts import TablePart
+from torch_dynemb.rows.tensor_names import WEIGHT, state_entry
 from torch_dynemb.table import state as table_state
 from torch_dynemb.table.config import SlabConfig
 from torch_dynemb.table.group import TableGroup

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.manifest.records import SavedTable
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.parts.saved_tables import SavedTable
 from torch_dynemb.rows.column_shards import by_row
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.row_batch import RowBatch

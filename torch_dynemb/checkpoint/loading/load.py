@@ -21,9 +21,7 @@ from torch_dynemb.checkpoint.loading.table_plan import (
     resumed_plan,
 )
 from torch_dynemb.checkpoint.manifest.file import check_full, is_replaced, read_manifest
-from torch_dynemb.checkpoint.manifest.records import Manifest, SavedTable
-from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
-from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.reading.dense_files import read_dense, read_state
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.checkpoint.saving.handle import check_none_running
@@ -33,9 +31,11 @@ from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.errors import ReplacedError
 from torch_dynemb.files.checksummed_files import check_file
 from torch_dynemb.files.locations import Location, checked_location
+from torch_dynemb.parts.saved_tables import SavedTable
 from torch_dynemb.parts.table_parts import TablePart, end_steps, groups_of, parts_of
+from torch_dynemb.parts.whole_tables import check_whole
 from torch_dynemb.process.interrupts import defer_signals
-from torch_dynemb.process.one_thread import one_thread
+from torch_dynemb.process.torch_modes import one_thread, plain_torch
 from torch_dynemb.rows.loader import undone_after_error
 from torch_dynemb.table.group import TableGroup
 

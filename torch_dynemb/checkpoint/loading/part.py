@@ -13,17 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.entries import (
-    COUNT,
-    ID,
-    SKETCH,
-    score_entry,
-    state_entry,
-)
 from torch_dynemb.checkpoint.loading.later import LaterTable
 from torch_dynemb.checkpoint.loading.row_reading import Chosen, ReadTarget, RowReading, places_of
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
-from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart
 from torch_dynemb.checkpoint.reading.saved_rows import (
     COUNTED,
     PIECE_BYTES,
@@ -42,9 +34,11 @@ from torch_dynemb.ops.columns import (
     Table,
 )
 from torch_dynemb.parts.merged_ids import outside
+from torch_dynemb.parts.saved_tables import SavedFile, SavedPart
 from torch_dynemb.parts.sketches import combined_sketch
 from torch_dynemb.policy.half_life import waiting_with_half_life, with_half_life
 from torch_dynemb.rows.loader import RowLoader
+from torch_dynemb.rows.tensor_names import COUNT, ID, SKETCH, score_entry, state_entry
 from torch_dynemb.table.capacity_choice import ids_with_room
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.records import record_bytes

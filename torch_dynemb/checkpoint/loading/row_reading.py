@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.entries import WEIGHT, state_entry
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
-from torch_dynemb.checkpoint.manifest.records import SavedPart
 from torch_dynemb.checkpoint.reading.saved_rows import SavedRows
 from torch_dynemb.checkpoint.saving.table_files import Progress
 from torch_dynemb.ops.row_copies import put_rows_
+from torch_dynemb.parts.saved_tables import SavedPart
 from torch_dynemb.rows.column_shards import combined_by_row
+from torch_dynemb.rows.tensor_names import WEIGHT, state_entry
 from torch_dynemb.table.state_check import check_counts
 
 

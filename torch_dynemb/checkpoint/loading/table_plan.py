@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from torch_dynemb.checkpoint.loading.later import LaterTable, shards_of
-from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.parts.saved_tables import SavedPart, SavedTable
 from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.policy.layout import score_words_of

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_dynemb.checkpoint.entries import FORMAT, FULL, MANIFEST, VERSION
+from torch_dynemb.checkpoint.file_names import FORMAT, FULL, MANIFEST, VERSION
 from torch_dynemb.checkpoint.manifest.check import check_manifest
 from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
     SavedDense,
     SavedEntry,
-    SavedFile,
     SavedGroup,
-    SavedPart,
-    SavedTable,
     canonical,
 )
 from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
@@ -22,6 +19,7 @@ from torch_dynemb.files.checksummed_files import checksum_of_bytes
 from torch_dynemb.files.commit import is_taken
 from torch_dynemb.files.locations import Location
 from torch_dynemb.files.presence import is_file, is_there
+from torch_dynemb.parts.saved_tables import SavedFile, table_of
 
 
 def read_manifest(folder: Location) -> Manifest:
@@ -146,26 +144,6 @@ def _manifest_of(content: dict[str, Any]) -> Manifest:
     )
 
 
-def table_of(table: dict[str, Any]) -> SavedTable:
-    """Convert the JSON of a table. Values are not checked.
-
-    Args:
-        table: ``asdict`` of a table, as JSON has it.
-
-    Raises:
-        TypeError, KeyError, AttributeError: an entry is missing or wrong.
-    """
-    return SavedTable(**{**table, "parts": [_part_of(part) for part in table["parts"]]})
-
-
-def _part_of(part: dict[str, Any]) -> SavedPart:
-    files = {
-        name: None if part.get(name) is None else SavedFile(**part[name])
-        for name in ("counts", "sketch")
-    }
-    return SavedPart(**{**part, **files, "rows": [SavedFile(**file) for file in part["rows"]]})
-
-
 def _dense_of(dense: dict[str, Any]) -> SavedDense:
     return SavedDense(
         [SavedFile(**file) for file in dense["files"]],
@@ -174,4 +152,4 @@ def _dense_of(dense: dict[str, Any]) -> SavedDense:
     )
 
 
-__all__ = ["check_full", "check_replaceable", "is_replaced", "read_manifest", "table_of"]
+__all__ = ["check_full", "check_replaceable", "is_replaced", "read_manifest"]

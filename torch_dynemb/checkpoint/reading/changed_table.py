@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import integer
-from torch_dynemb.checkpoint.delta_log.batch import (
+from torch_dynemb.changes.batch import (
     COUNTS,
     ERASE,
     ROWS,
@@ -21,17 +21,15 @@ from torch_dynemb.checkpoint.delta_log.batch import (
     index_of,
     payload_of,
 )
-from torch_dynemb.checkpoint.delta_log.commits import (
+from torch_dynemb.changes.commits import (
     checked_counts,
     checked_ids,
     checked_rows,
     checked_sketch,
     combined,
 )
-from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, tables_of
-from torch_dynemb.checkpoint.manifest.check import check_parts
-from torch_dynemb.checkpoint.manifest.records import Manifest, SavedFile, SavedPart, SavedTable
-from torch_dynemb.checkpoint.manifest.whole_tables import together
+from torch_dynemb.changes.payloads import LoggedPart, tables_of
+from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.reading.saved_table import (
     CheckpointFiles,
     CheckpointTable,
@@ -40,6 +38,9 @@ from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.files.checksummed_files import ChecksummedReader
 from torch_dynemb.files.locations import Location
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.parts.saved_checks import check_parts
+from torch_dynemb.parts.saved_tables import SavedFile, SavedPart, SavedTable
+from torch_dynemb.parts.whole_tables import together
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.row_batch import RowBatch
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.manifest.records import SavedFile
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.files.checksummed_files import ChecksummedReader
 from torch_dynemb.files.locations import Location
 from torch_dynemb.files.tensor_file import StoredTensor, as_bytes
+from torch_dynemb.parts.saved_tables import SavedFile
+from torch_dynemb.process.torch_modes import plain_torch
 
 
 class _CheckedFile:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torch_dynemb.checkpoint.entries import MANIFEST
+from torch_dynemb.checkpoint.file_names import MANIFEST
 from torch_dynemb.checkpoint.manifest.records import SavedDense, SavedEntry
 from torch_dynemb.checkpoint.saving.dense_state import (
     dense_state,
@@ -52,7 +52,7 @@ class DenseLoad(NamedTuple):
             if not isinstance(mine, Tensor) or is_sharded(mine) or mine.shape != values.shape:
                 has = tuple(mine.shape) if isinstance(mine, Tensor) else None
                 raise ValueError(
-                    f"checkpoint.resume: dense tensor {name!r} has shape {tuple(values.shape)} in "
+                    f"delta_log.resume: dense tensor {name!r} has shape {tuple(values.shape)} in "
                     f"the log and {has} in the model: resume with the model that was published"
                 )
         return self._replace(state={**self.state, **later})

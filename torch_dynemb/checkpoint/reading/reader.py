@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from torch_dynemb.checkpoint.entries import DELTA
+from torch_dynemb.checkpoint.file_names import DELTA
 from torch_dynemb.checkpoint.manifest.file import is_replaced, read_manifest
 from torch_dynemb.checkpoint.manifest.records import Manifest
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.changed_table import ChangedTable, ChangesFile, changes_of
 from torch_dynemb.checkpoint.reading.dense_files import read_all, read_state
 from torch_dynemb.checkpoint.reading.saved_table import (
@@ -26,6 +25,7 @@ from torch_dynemb.console.progress import progress_bar
 from torch_dynemb.errors import DamagedFileError, ReplacedError
 from torch_dynemb.files.checksummed_files import ChecksummedReader
 from torch_dynemb.files.locations import Location, checked_location
+from torch_dynemb.process.torch_modes import plain_torch
 
 
 class Checkpoint:

@@ -9,14 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.entries import (
-    COUNT,
-    ID,
-    WEIGHT,
-    score_entry,
-    state_entry,
-)
-from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.files.checksummed_files import (
     ChecksummedReader,
@@ -25,6 +17,8 @@ from torch_dynemb.files.checksummed_files import (
 )
 from torch_dynemb.files.locations import Location
 from torch_dynemb.files.tensor_file import StoredTensor
+from torch_dynemb.parts.saved_tables import SavedFile, SavedPart, SavedTable
+from torch_dynemb.rows.tensor_names import COUNT, ID, WEIGHT, score_entry, state_entry
 
 PIECE_BYTES = 8 << 20
 

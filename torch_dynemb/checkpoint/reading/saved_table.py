@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import flag, integer
-from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH, WEIGHT, score_entry, state_entry
-from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.checked_rows import CheckedRows
 from torch_dynemb.files.locations import Location
 from torch_dynemb.ops.columns import SKETCH_ROWS
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.parts.saved_tables import SavedFile, SavedPart, SavedTable
 from torch_dynemb.parts.sketches import combined_sketch
+from torch_dynemb.process.torch_modes import plain_torch
 from torch_dynemb.rows.column_shards import whole_rows
+from torch_dynemb.rows.tensor_names import COUNT, ID, SKETCH, WEIGHT, score_entry, state_entry
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.row_batch import RowBatch
 

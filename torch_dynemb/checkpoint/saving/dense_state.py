@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.checkpoint.entries import dense_file
-from torch_dynemb.checkpoint.manifest.records import SavedEntry, SavedFile
+from torch_dynemb.checkpoint.file_names import dense_file
+from torch_dynemb.checkpoint.manifest.records import SavedEntry
 from torch_dynemb.checkpoint.saving.table_files import Folder, Section
 from torch_dynemb.distributed.dtensors import is_dtensor
 from torch_dynemb.files.tensor_file import TensorShape
 from torch_dynemb.nn.wrappers import plain_names
+from torch_dynemb.parts.saved_tables import SavedFile
 from torch_dynemb.table.dense_state import dense_only
 
 if TYPE_CHECKING:

@@ -9,21 +9,20 @@ from typing import NamedTuple
 from torch import nn
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.checkpoint.delta_log.batch import Head, Pieces, pieces_of_batch
-from torch_dynemb.checkpoint.delta_log.changed_parts import (
+from torch_dynemb.changes.batch import Head, Pieces, pieces_of_batch, rank_folder, segment_file
+from torch_dynemb.changes.changed_parts import (
     admission_records,
     changed_records,
     combine_columns,
     logged_part,
 )
-from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_tables
-from torch_dynemb.checkpoint.entries import rank_folder, segment_file
+from torch_dynemb.changes.payloads import LoggedPart, of_tables
 from torch_dynemb.checkpoint.manifest.file import read_manifest
-from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedTable
 from torch_dynemb.checkpoint.saving.table_files import Folder
 from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.files.locations import Location, checked_location
+from torch_dynemb.parts.saved_tables import SavedFile, SavedTable
 from torch_dynemb.parts.table_parts import TablePart, groups_of, parts_of
 from torch_dynemb.table.change_reader import ChangeReader
 from torch_dynemb.table.changes import (

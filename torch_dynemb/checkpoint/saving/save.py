@@ -14,19 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
-from torch_dynemb.checkpoint.entries import DELTA, DENSE, FULL, NO_GROUP, STATE
+from torch_dynemb.checkpoint.file_names import DELTA, DENSE, FULL, STATE
 from torch_dynemb.checkpoint.manifest.file import check_replaceable
-from torch_dynemb.checkpoint.manifest.records import (
-    Manifest,
-    SavedDense,
-    SavedEntry,
-    SavedFile,
-    SavedGroup,
-    SavedPart,
-    SavedTable,
-)
-from torch_dynemb.checkpoint.manifest.whole_tables import check_same_ids, check_whole, together
-from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.manifest.records import Manifest, SavedDense, SavedEntry, SavedGroup
 from torch_dynemb.checkpoint.saving.dense_state import (
     DenseSource,
     dense_source,
@@ -34,7 +24,6 @@ from torch_dynemb.checkpoint.saving.dense_state import (
     state_source,
     write_dense,
 )
-from torch_dynemb.checkpoint.saving.described import described_table
 from torch_dynemb.checkpoint.saving.handle import SaveHandle, check_none_running
 from torch_dynemb.checkpoint.saving.increments import (
     Increment,
@@ -62,9 +51,17 @@ from torch_dynemb.files.disk import Disk
 from torch_dynemb.files.locations import Location, Url, checked_location
 from torch_dynemb.files.uploads import disk_of
 from torch_dynemb.ops.pending import PendingGradients
+from torch_dynemb.parts.saved_tables import (
+    NO_GROUP,
+    SavedFile,
+    SavedPart,
+    SavedTable,
+    described_table,
+)
 from torch_dynemb.parts.table_parts import TablePart, end_steps, groups_of, parts_of
+from torch_dynemb.parts.whole_tables import check_same_ids, check_whole, together
 from torch_dynemb.process.interrupts import defer_signals
-from torch_dynemb.process.one_thread import one_thread
+from torch_dynemb.process.torch_modes import one_thread, plain_torch
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.undisturbed import Undisturbed
 

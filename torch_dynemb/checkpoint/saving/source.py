@@ -8,9 +8,10 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
-from torch_dynemb.ops.columns import SKETCH_ROWS, Clock, Meta, PolicyColumn
+from torch_dynemb.ops.columns import Meta
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.host import HostMemory
+from torch_dynemb.table.clock import next_now
 from torch_dynemb.table.copy_on_write import CopyOnWriteRows, can_copy_on_write
 from torch_dynemb.table.group_config import GroupConfig
 from torch_dynemb.table.row_access import as_kept, materialize, state_tensors
@@ -151,32 +152,6 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
     )
 
 
-def next_now(tables: Tables) -> int:
-    """Return the seconds of the next lookups, as far as this rank knows.
-
-    Args:
-        tables: tables of the group.
-    """
-    proposed = tables.host.proposed_now
-    return max(int(tables.index.clock[Clock.NOW]), 0 if proposed is None else int(proposed))
-
-
-def sketch_cells(config: GroupConfig, sketch: Tensor, table: int) -> Tensor | None:
-    """Return the counting sketch of a table, int32 [rows, width]; None if it has none.
-
-    Args:
-        config: config of the group.
-        sketch: int32 [cells], of the group.
-        table: number of the table.
-    """
-    rows = config.layout.rows
-    width = rows[table].get(PolicyColumn.SKETCH_WIDTH, 0) if rows else 0
-    if width == 0:
-        return None
-    begin = rows[table][PolicyColumn.SKETCH_BEGIN]
-    return sketch[begin : begin + SKETCH_ROWS * width].reshape(SKETCH_ROWS, width)
-
-
 def write_initial_rows(source: GroupSource) -> None:
     """Write missing initial values into copied rows."""
     if source.unwritten is None:
@@ -210,8 +185,6 @@ __all__ = [
     "GroupSource",
     "RowConstants",
     "SlabRows",
-    "next_now",
-    "sketch_cells",
     "source_of",
     "write_initial_rows",
 ]

@@ -11,24 +11,13 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.entries import (
-    COUNT,
-    ID,
-    SKETCH,
-    WEIGHT,
-    counts_file,
-    group_file,
-    rows_file,
-    score_entry,
-    sketch_file,
-    state_entry,
-)
-from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedGroup, SavedPart
+from torch_dynemb.checkpoint.file_names import counts_file, group_file, rows_file, sketch_file
+from torch_dynemb.checkpoint.manifest.records import SavedGroup
 from torch_dynemb.checkpoint.saving.row_order import (
     RowOrder,
     occupied_slots,
 )
-from torch_dynemb.checkpoint.saving.source import GroupSource, sketch_cells
+from torch_dynemb.checkpoint.saving.source import GroupSource
 from torch_dynemb.checkpoint.saving.table_source import PIECE_BYTES, RoomForRows, TableSource
 from torch_dynemb.files.checksummed_files import (
     ChecksummedWriter,
@@ -41,6 +30,9 @@ from torch_dynemb.files.scattered_file import ScatteredFile
 from torch_dynemb.files.tensor_file import TensorShape, header_of
 from torch_dynemb.files.uploads import limits_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, Table
+from torch_dynemb.parts.saved_tables import SavedFile, SavedPart
+from torch_dynemb.parts.sketches import sketch_cells
+from torch_dynemb.rows.tensor_names import COUNT, ID, SKETCH, WEIGHT, score_entry, state_entry
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import IdSlots
 

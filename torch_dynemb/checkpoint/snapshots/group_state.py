@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.manifest.records import SavedFile
 from torch_dynemb.checkpoint.saving.table_files import Folder, Section
 from torch_dynemb.checkpoint.snapshots.places import STATE, StoredGroup, segment_file
 from torch_dynemb.checkpoint.snapshots.records import REMEDY, SavedSegments, SavedStore, damaged
 from torch_dynemb.errors import DamagedFileError, DamagedStoreError
 from torch_dynemb.files.checksummed_files import read_tensors
+from torch_dynemb.parts.saved_tables import SavedFile
 from torch_dynemb.table import state as table_state
 from torch_dynemb.table.clock import propose
 from torch_dynemb.table.tables import Tables

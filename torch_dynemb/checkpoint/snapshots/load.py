@@ -15,7 +15,6 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load_parts
 from torch_dynemb.checkpoint.manifest.file import read_manifest
 from torch_dynemb.checkpoint.manifest.records import Manifest
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.snapshots.group_state import (
     SnapshotState,
@@ -43,6 +42,7 @@ from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.errors import DamagedFileError, DamagedStoreError
 from torch_dynemb.files.disk import Disk
 from torch_dynemb.parts.table_parts import TablePart, groups_of, parts_of
+from torch_dynemb.process.torch_modes import plain_torch
 
 _DISK = Disk()
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_dynemb.checkpoint.manifest.records import SavedFile, canonical
+from torch_dynemb.checkpoint.manifest.records import canonical
 from torch_dynemb.errors import DamagedStoreError, UnsupportedFormatError
 from torch_dynemb.files.checksummed_files import checksum_of_bytes, space_errors, write_file
 from torch_dynemb.files.commit import rename
 from torch_dynemb.files.disk import Disk
+from torch_dynemb.parts.saved_tables import SavedFile
 
 VERSION = 1
 _SNAPSHOT = "torch_dynemb snapshot"

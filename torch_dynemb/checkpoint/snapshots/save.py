@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, integer
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.saving.save import (
     begin_reading,
@@ -46,6 +45,7 @@ from torch_dynemb.files.checksummed_files import space_errors
 from torch_dynemb.files.disk import Disk
 from torch_dynemb.parts.table_parts import TablePart, groups_of, parts_of
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.process.torch_modes import plain_torch
 
 _DISK = Disk()
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch_dynemb.checkpoint.entries import NO_GROUP
-from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
 from torch_dynemb.checkpoint.reading.dense_files import dense_shapes
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.console.lines import aligned, in_bytes, optimizer_name
+from torch_dynemb.parts.saved_tables import NO_GROUP, SavedFile, SavedPart, SavedTable
 
 
 def account(saved: Checkpoint) -> dict[str, Any]:

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import flag
-from torch_dynemb.checkpoint.entries import score_entry, state_entry, table_folder
+from torch_dynemb.checkpoint.file_names import table_folder
 from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
 from torch_dynemb.console.progress import progress_bar
@@ -33,6 +32,8 @@ from torch_dynemb.files.locations import (
 from torch_dynemb.files.presence import is_there
 from torch_dynemb.files.uploads import disk_of, new_file
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.process.torch_modes import plain_torch
+from torch_dynemb.rows.tensor_names import score_entry, state_entry
 from torch_dynemb.table.row_batch import RowBatch
 
 ExportFormat = Literal["npz", "parquet"]

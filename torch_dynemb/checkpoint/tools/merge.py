@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer
-from torch_dynemb.checkpoint.entries import DELTA
+from torch_dynemb.checkpoint.file_names import DELTA
 from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
@@ -23,6 +21,8 @@ from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.files.locations import checked_location
 from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.parts.merged_ids import outside
+from torch_dynemb.parts.saved_tables import SavedPart, SavedTable
+from torch_dynemb.process.torch_modes import plain_torch
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.row_batch import RowBatch
 

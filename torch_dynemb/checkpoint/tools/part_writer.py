@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.entries import ID, WEIGHT, rows_file, score_entry, state_entry
-from torch_dynemb.checkpoint.manifest.records import SavedFile
+from torch_dynemb.checkpoint.file_names import rows_file
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
 from torch_dynemb.checkpoint.saving.table_files import FILE_BYTES
 from torch_dynemb.files.disk import Disk
@@ -18,6 +17,8 @@ from torch_dynemb.files.locations import Location
 from torch_dynemb.files.scattered_file import ScatteredFile
 from torch_dynemb.files.tensor_file import TensorShape
 from torch_dynemb.files.uploads import limits_of
+from torch_dynemb.parts.saved_tables import SavedFile
+from torch_dynemb.rows.tensor_names import ID, WEIGHT, score_entry, state_entry
 from torch_dynemb.table.row_batch import RowBatch
 
 

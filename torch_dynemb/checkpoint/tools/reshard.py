@@ -14,23 +14,9 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer
-from torch_dynemb.checkpoint.entries import (
-    COUNT,
-    FULL,
-    ID,
-    NO_GROUP,
-    SKETCH,
-    counts_file,
-    sketch_file,
-)
+from torch_dynemb.checkpoint.file_names import FULL, counts_file, sketch_file
 from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.manifest.records import (
-    Manifest,
-    SavedFile,
-    SavedPart,
-    SavedTable,
-)
-from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.reading.saved_rows import PIECE_BYTES
@@ -50,8 +36,11 @@ from torch_dynemb.files.locations import Location, checked_location
 from torch_dynemb.files.tensor_file import TensorShape
 from torch_dynemb.files.uploads import disk_of, limits_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, TABLE_COLUMNS, Table
+from torch_dynemb.parts.saved_tables import NO_GROUP, SavedFile, SavedPart, SavedTable
 from torch_dynemb.parts.sketches import combined_sketch
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.process.torch_modes import plain_torch
+from torch_dynemb.rows.tensor_names import COUNT, ID, SKETCH
 from torch_dynemb.table.shards import IdSlots
 
 _DISK = Disk()

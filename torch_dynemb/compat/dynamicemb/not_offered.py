@@ -19,10 +19,10 @@ _DTYPES = "use torch's dtypes; data_type_to_dtype converts those of TorchRec"
 _EVICTION = "score_strategy decides which ids are evicted"
 _RECORDED = (
     "record removed ids with the table group's evicted.record, or publish them with "
-    "torch_dynemb.checkpoint.DeltaLog"
+    "torch_dynemb.delta_log.DeltaLog"
 )
 _DELTAS = (
-    "incremental_dump returns (rows, scores) here; torch_dynemb.checkpoint.DeltaLog publishes "
+    "incremental_dump returns (rows, scores) here; torch_dynemb.delta_log.DeltaLog publishes "
     "changes that other models follow"
 )
 _SHARDS = "torch_dynemb.torchrec.local_shards(model) lists the tables of this rank"

@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 from torch_dynemb._version import __version__
 from torch_dynemb.argument_checks import described, flag
-from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
+from torch_dynemb.delta_log.reader import LogPosition
 from torch_dynemb.files.checksummed_files import ChecksummedWriter, FileChecksums
 from torch_dynemb.files.commit import claimed, commit
 from torch_dynemb.files.disk import Disk

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from torch_dynemb.checkpoint.delta_log.commits import Commit
-from torch_dynemb.checkpoint.delta_log.follower import Dense, Follower, Log
-from torch_dynemb.checkpoint.delta_log.reader import LogReader, sinks_of
-from torch_dynemb.checkpoint.delta_log.targets import (
+from torch_dynemb.changes.commits import Commit
+from torch_dynemb.delta_log.follower import Dense, Follower, Log
+from torch_dynemb.delta_log.reader import LogReader, sinks_of
+from torch_dynemb.delta_log.targets import (
     WholeTarget,
     check_names,
     checked_delta,
@@ -73,8 +73,8 @@ def follower_of(
     Args:
         folder: of the package.
         manifest: of the package.
-        log: as in :func:`torch_dynemb.checkpoint.follow`.
-        dense: treatment of the dense state, as in :func:`torch_dynemb.checkpoint.follow`.
+        log: as in :func:`torch_dynemb.delta_log.follow`.
+        dense: treatment of the dense state, as in :func:`torch_dynemb.delta_log.follow`.
         versions: returns the copies that the commits change.
 
     Raises:

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from torch_dynemb.argument_checks import integer
-from torch_dynemb.checkpoint.delta_log.follower import Dense, Log, check_dense
-from torch_dynemb.checkpoint.delta_log.reader import sinks_of
+from torch_dynemb.delta_log.follower import Dense, Log, check_dense
+from torch_dynemb.delta_log.reader import sinks_of
 from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
 from torch_dynemb.files.checksummed_files import ChecksummedReader
 from torch_dynemb.files.locations import checked_path
@@ -64,7 +64,7 @@ def load(
             loader keeps the lock of the Python interpreter during a run (torch 2.13). With several
             runners, lookups of at least 1024 ids release it, and threads of one Python process take
             turns for the rest of the model only. Threads of a C++ program never take turns.
-        follow: a delta log to follow, as :func:`torch_dynemb.checkpoint.follow` takes it; the
+        follow: a delta log to follow, as :func:`torch_dynemb.delta_log.follow` takes it; the
             package was exported with ``headroom=`` and ``base=``. Loading applies no commits:
             :attr:`ServedModel.follower` does, by ``update()`` or in a thread.
         dense: ``"follow"``: commits change the dense state, too, and a run reads one version of

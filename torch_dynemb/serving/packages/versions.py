@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
-from torch_dynemb.checkpoint.delta_log.targets import nothing
+from torch_dynemb.delta_log.targets import nothing
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.serving.packages.loaded import Loaded
 

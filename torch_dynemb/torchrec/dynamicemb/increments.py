@@ -120,7 +120,7 @@ def incremental_dump(
     * removed ids are not reported;
     * step and time scores are of the last lookup of an id, not of the last change of its row.
 
-    :class:`torch_dynemb.checkpoint.DeltaLog` publishes exactly the changed rows and removed ids.
+    :class:`torch_dynemb.delta_log.DeltaLog` publishes exactly the changed rows and removed ids.
     ``torch_dynemb.checkpoint.save(path, model, since=parent)`` writes them to a checkpoint.
 
     Args:
@@ -323,7 +323,7 @@ def _check_scored(call: str, part: TablePart) -> None:
     if not words or words[0] == "none":
         raise ValueError(
             f"{call}: table {part.name!r} keeps no scores: give it a policy with a "
-            "score, or publish changed rows with torch_dynemb.checkpoint.DeltaLog, which needs none"
+            "score, or publish changed rows with torch_dynemb.delta_log.DeltaLog, which needs none"
         )
 
 

@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
-from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.saving.save import check_saveable
 from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.parts.table_parts import table_name
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.process.torch_modes import plain_torch
 from torch_dynemb.torchrec.planning.plans import ModulePlan
 from torch_dynemb.torchrec.resharding.moves import CollectionMove, ReshardedTable, move_tables
 from torch_dynemb.torchrec.resharding.plan_changes import (

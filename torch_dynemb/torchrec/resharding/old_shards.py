@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.saving.source import next_now
 from torch_dynemb.ops.columns import SKETCH_ROWS, Clock, Meta, PolicyColumn
 from torch_dynemb.optim import FusedOptimizer
+from torch_dynemb.table.clock import next_now
 from torch_dynemb.table.content import (
     optimizer_steps,
     read_entries,

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.types import ParameterSharding
 
-from torch_dynemb.checkpoint.saving.source import next_now
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
 from torch_dynemb.distributed.ranks import from_all_ranks
 from torch_dynemb.distributed.together import ranks_of
@@ -23,7 +22,7 @@ from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.rows.exchange import ArrivedBlock, Place, use_each
 from torch_dynemb.rows.loader import RowLoader, check_ids, undone_after_error
-from torch_dynemb.table.clock import check_now, set_time
+from torch_dynemb.table.clock import check_now, next_now, set_time
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.content import (
     optimizer_steps,

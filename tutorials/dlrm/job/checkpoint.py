@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.entries import MANIFEST
+from torch_dynemb.checkpoint.file_names import MANIFEST
 from tutorials.dlrm.data import Position
 from tutorials.dlrm.loop import Pass
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.entries import MANIFEST
+from torch_dynemb.checkpoint.file_names import MANIFEST
 from tutorials.dlrm.data import Position
 from tutorials.dlrm.job.checkpoint import (
     Checkpoints,
@@ -45,9 +45,9 @@ class Commits(Checkpoints):
                 base = next(last.glob(f"base*/{MANIFEST}")).parent
                 with td.checkpoint.open(base) as saved:
                     check_same_settings(saved.state["settings"], self._settings)
-                state = td.checkpoint.resume(last, model, progress=False).state
+                state = td.delta_log.resume(last, model, progress=False).state
             position = self._take(state, last)
-        self._log = td.checkpoint.DeltaLog(folder / str(logs.following), resume=True)
+        self._log = td.delta_log.DeltaLog(folder / str(logs.following), resume=True)
         self._log.attach(model, state=self._state(position))
         if not dist.is_initialized() or dist.get_rank() == 0:
             for number in logs.numbers:

@@ -29,7 +29,7 @@ def published(opts: Namespace, model: nn.Module, after_step: AfterStep) -> Itera
     if opts.publish is None:
         yield after_step
         return
-    with td.checkpoint.DeltaLog(opts.publish, every_steps=opts.publish_every) as log:
+    with td.delta_log.DeltaLog(opts.publish, every_steps=opts.publish_every) as log:
         log.attach(model)
 
         def publish(position: Position) -> None:

@@ -71,7 +71,7 @@ def serve_and_train(
         compiled: whether a package answers, or a copy in this process, which needs no compiler.
     """
     retriever = Retriever(trainer.model).eval()
-    log = td.checkpoint.DeltaLog(folder / "log")
+    log = td.delta_log.DeltaLog(folder / "log")
     log.attach(retriever)
     items = trainer.model.items
     assert isinstance(items, td.DynamicEmbedding)
@@ -84,7 +84,7 @@ def serve_and_train(
         answer, follower = served.run, served.follower
     else:
         answer = td.serving.live(retriever, headroom=room)
-        follower = td.checkpoint.follow(folder / "log", answer, base=folder / "log" / "base")
+        follower = td.delta_log.follow(folder / "log", answer, base=folder / "log" / "base")
     ended = threading.Event()
     counted = 0
 

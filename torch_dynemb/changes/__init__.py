@@ -1,0 +1,1 @@
+"""Changes of tables: the records of delta logs and increments."""

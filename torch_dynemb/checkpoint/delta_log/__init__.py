@@ -1,1 +1,0 @@
-"""Log of the changes of training, which other models follow."""
