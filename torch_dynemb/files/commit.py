@@ -256,7 +256,10 @@ def commit(
     with defer_signals():  # a request that is interrupted goes on
         if isinstance(path, Path):
             with space_errors(draft):
-                _put_in_place(disk, path, draft, uuid)
+                if is_there(path):
+                    _replace(disk, draft, path, uuid)
+                else:
+                    put_new(disk, draft, path)
         else:
             _put_at_url(path, uuid, manifest)
     if before is not None:
@@ -266,26 +269,35 @@ def commit(
             _remove_dead(disk, path, uuid)
 
 
-def _put_in_place(disk: Disk, path: Path, draft: Path, uuid: str) -> None:
-    """Give a draft on the disk its final name, or move its files and its manifest."""
-    former = (path / MANIFEST).read_bytes() if is_there(path) else None
-    moves = [(draft, path)]
-    if former is not None:
-        moves = [(draft / name, path / name) for name in (uuid, MANIFEST)]
+def put_new(disk: Disk, draft: Path, path: Path) -> None:
+    """Give a draft its final name, and wait until that is on the disk.
+
+    Raises:
+        OSError: the disk fails. The draft has its name again then.
+    """
     try:
-        for source, target in moves:
-            rename(disk, source, target)
-            disk.sync_folder(target.parent)
-    except OSError:
+        rename(disk, draft, path)
+        disk.sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            if not is_there(draft):
+                disk.rename(path, draft)
+        raise
+
+
+def _replace(disk: Disk, draft: Path, path: Path, uuid: str) -> None:
+    """Move the files of a draft, then its manifest, into a folder."""
+    former = (path / MANIFEST).read_bytes()
+    try:
+        for name in (uuid, MANIFEST):
+            rename(disk, draft / name, path / name)
+            disk.sync_folder(path)
+    except BaseException:
         with suppress(OSError):  # else the new manifest and its files stay
             if uuid_at(path) == uuid:
-                if former is None:
-                    disk.rename(path, draft)
-                else:
-                    write_file(disk, draft / _FORMER, former)
-                    disk.rename(draft / _FORMER, path / MANIFEST)
-            if former is not None:
-                disk.remove(path / uuid)
+                write_file(disk, draft / _FORMER, former)
+                disk.rename(draft / _FORMER, path / MANIFEST)
+            disk.remove(path / uuid)
         raise
 
 
@@ -336,6 +348,7 @@ __all__ = [
     "draft_of",
     "is_taken",
     "new_files",
+    "put_new",
     "rename",
     "uuid_at",
 ]

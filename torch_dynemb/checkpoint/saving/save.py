@@ -144,8 +144,8 @@ def save(
     Raises:
         TypeError, ValueError: a wrong argument, inconsistent tables, or an entry that would need
             pickling.
-        FileExistsError: ``path`` exists but is not a checkpoint. Files of other programs in a
-            checkpoint move into the one that replaces it.
+        FileExistsError: ``path`` exists but is not a checkpoint. Files of other programs
+            beside its manifest stay.
         FileNotFoundError: ``since`` is not a checkpoint.
         InUseError: another process saves to ``path``, another save runs in the background, or
             another thread trains or changes the model.

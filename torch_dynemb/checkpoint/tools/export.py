@@ -21,7 +21,7 @@ from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
 from torch_dynemb.console.progress import progress_bar
-from torch_dynemb.files.commit import claimed
+from torch_dynemb.files.commit import claimed, put_new
 from torch_dynemb.files.disk import Disk
 from torch_dynemb.files.locations import (
     Location,
@@ -246,8 +246,7 @@ def export(
                 _sync(summary_file)
                 for inner in {folder, *(folder / table_folder(name) for name in names)}:
                     disk.sync_folder(inner)
-                disk.rename(folder, target)
-                disk.sync_folder(target.parent)
+                put_new(disk, local(folder), target)
             except BaseException:
                 with defer_signals():
                     disk.remove(folder)
