@@ -105,15 +105,23 @@ def _check_unclaimed(call: str, path: Path, folder: Path) -> None:
 
 
 def _drafts(path: Path) -> list[Path]:
+    return drafts_in(path.parent, re.escape(path.name))
+
+
+def drafts_in(parent: Path, names: str) -> list[Path]:
     """List the folders with names of drafts.
+
+    Args:
+        parent: folder of the folders that are replaced.
+        names: regular expression of their names.
 
     Raises:
         OSError: the parent folder cannot be read.
     """
-    if not is_folder(path.parent):
+    if not is_folder(parent):
         return []
-    name = re.compile(re.escape(path.name) + r"\.tmp-[0-9a-f]{32}")
-    return [path.parent / of for of in sorted(os.listdir(path.parent)) if name.fullmatch(of)]
+    name = re.compile(rf"({names})\.tmp-[0-9a-f]{{32}}")
+    return [parent / of for of in sorted(os.listdir(parent)) if name.fullmatch(of)]
 
 
 @contextmanager
@@ -185,24 +193,34 @@ def _claim_of_new(call: str, disk: Disk, folder: Path) -> Claim:
 
 def _settle(disk: Disk, path: Path, own: Path) -> None:
     """Remove what dead saves left."""
-    unknown = False  # whether another save may still run
-    for folder in _drafts(path):
-        if folder == own or folder.is_symlink() or not is_folder(folder):
-            continue
-        writer, _ = writer_of(folder)
-        unknown |= writer == Writer.UNKNOWN
-        if writer == Writer.DEAD:
-            disk.remove(folder)
-        elif writer == Writer.NONE:
-            remove_begun(folder)
+    known = remove_dead_drafts(disk, [of for of in _drafts(path) if of != own])
     named = uuid_at(path)
-    if named is None or unknown:
+    if named is None or not known:
         return
     with suppress(OSError):
         (path / UNFINISHED).unlink()
     for name in names_in(path):
         if _UUID.fullmatch(name) and name != named:
             disk.remove(path / name)
+
+
+def remove_dead_drafts(disk: Disk, drafts: Collection[Path]) -> bool:
+    """Remove drafts with claims that have ended.
+
+    Returns:
+        Whether it is known of all of them if another save still writes them.
+    """
+    known = True
+    for folder in drafts:
+        if folder.is_symlink() or not is_folder(folder):
+            continue
+        writer, _ = writer_of(folder)
+        known = known and writer != Writer.UNKNOWN
+        if writer == Writer.DEAD:
+            disk.remove(folder)
+        elif writer == Writer.NONE:
+            remove_begun(folder)
+    return known
 
 
 # -- the commit ------------------------------------------------------------------------------------
@@ -346,9 +364,11 @@ __all__ = [
     "claimed",
     "commit",
     "draft_of",
+    "drafts_in",
     "is_taken",
     "new_files",
     "put_new",
+    "remove_dead_drafts",
     "rename",
     "uuid_at",
 ]
