@@ -30,12 +30,14 @@ class _Change:
         kind: "folder" or "file" for what was made, "rename" or "remove".
         path: the name; of a rename the new one.
         before: of a rename the old name, of a removal the place where it is kept.
+        replaced: of a rename, the place where the file is kept that had the name before.
         synced_bytes: of a file, what survives of its content.
     """
 
     kind: str
     path: Path
     before: Path | None = None
+    replaced: Path | None = None
     durable: bool = False
     synced_bytes: int = 0
 
@@ -109,8 +111,13 @@ class FaultyDisk(Disk):
 
     def rename(self, source: Path, target: Path) -> None:
         self._die_at("rename")
+        replaced = None
+        if self.leaves == "synced" and target.is_file():
+            assert self.graveyard is not None
+            replaced = self.graveyard / f"{len(self._changes)}"
+            os.link(target, replaced)
         super().rename(source, target)
-        self._changes.append(_Change("rename", target, source))
+        self._changes.append(_Change("rename", target, source, replaced))
 
     def remove(self, path: Path) -> None:
         dies = self._dies("remove")
@@ -164,6 +171,8 @@ class FaultyDisk(Disk):
                 path.rename(change.before) if change.kind == "rename" else change.before.rename(
                     path
                 )
+                if change.replaced is not None:
+                    change.replaced.rename(path)
 
 
 class FullDisk(Disk):

@@ -92,7 +92,7 @@ def saved(arguments: list[str]) -> Saved:
     progress = report.state["progress"]
     progress["points"] = [(*point[:3], *point[5:]) for point in progress["points"]]  # as the next
     del progress["seconds"]  # is of no two runs the same
-    files = {str(file.relative_to(path)): file.read_bytes() for file in path.glob("*/*")}
+    files = {"/".join(file.parts[-2:]): file.read_bytes() for file in path.glob("*/*/*")}
     return Saved(report.state, model.state_dict(), files)
 
 
