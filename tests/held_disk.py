@@ -74,12 +74,15 @@ def give_disk(monkeypatch: pytest.MonkeyPatch, disk: Disk | None = None) -> None
 
 def files_of(checkpoint: Path) -> dict[str, Any]:
     """By path what the files hold; without what every save draws anew."""
+    text = (checkpoint / "manifest.json").read_text()
+    uuid = json.loads(text)["uuid"]
+    folder = checkpoint / uuid
     found: dict[str, Any] = {
-        str(path.relative_to(checkpoint)): path.read_bytes()
-        for path in sorted(checkpoint.rglob("*"))
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    manifest = json.loads(found["manifest.json"])
+    manifest = json.loads(text.replace(f"{uuid}/", ""))
     assert manifest.pop("uuid")
     assert manifest.pop("crc32c")  # of the manifest with its uuid
     found["manifest.json"] = manifest

@@ -30,12 +30,14 @@ class _Change:
         kind: "folder" or "file" for what was made, "rename" or "remove".
         path: the name; of a rename the new one.
         before: of a rename the old name, of a removal the place where it is kept.
+        replaced: of a rename, the place where the file is kept that had the name before.
         synced_bytes: of a file, what survives of its content.
     """
 
     kind: str
     path: Path
     before: Path | None = None
+    replaced: Path | None = None
     durable: bool = False
     synced_bytes: int = 0
 
@@ -48,14 +50,12 @@ class FaultyDisk(Disk):
         kill_at: number of the call, from 1; 0: none.
         leaves: what :meth:`crash` keeps, one of ``LEAVES``.
         graveyard: a folder for what is removed, of the same file system; needed for "synced".
-        exchanges: whether it can exchange two names.
         calls: their names.
     """
 
     kill_at: int = 0
     leaves: str = "all"
     graveyard: Path | None = None
-    exchanges: bool = True
     calls: list[str] = field(default_factory=list)
     _dead: bool = False
     _changes: list[_Change] = field(default_factory=list)
@@ -111,16 +111,13 @@ class FaultyDisk(Disk):
 
     def rename(self, source: Path, target: Path) -> None:
         self._die_at("rename")
+        replaced = None
+        if self.leaves == "synced" and target.is_file():
+            assert self.graveyard is not None
+            replaced = self.graveyard / f"{len(self._changes)}"
+            os.link(target, replaced)
         super().rename(source, target)
-        self._changes.append(_Change("rename", target, source))
-
-    def exchange(self, first: Path, second: Path) -> bool:
-        if not self.exchanges:
-            return False
-        self._die_at("exchange")
-        assert super().exchange(first, second)
-        self._changes.append(_Change("exchange", second, first))
-        return True
+        self._changes.append(_Change("rename", target, source, replaced))
 
     def remove(self, path: Path) -> None:
         dies = self._dies("remove")
@@ -161,7 +158,7 @@ class FaultyDisk(Disk):
             if change.durable or self.leaves == "names":
                 if change.kind == "file" and path.exists():
                     os.truncate(path, change.synced_bytes)
-                elif change.kind in ("rename", "exchange"):
+                elif change.kind == "rename":
                     assert change.before is not None
                     # what a save has written since is in the folder that came to that place
                     moved.append((change.before, change.path))
@@ -169,14 +166,13 @@ class FaultyDisk(Disk):
                 shutil.rmtree(path)
             elif change.kind == "file":
                 path.unlink()
-            elif change.kind == "exchange":
-                assert change.before is not None
-                assert super().exchange(change.before, path)
             else:
                 assert change.before is not None
                 path.rename(change.before) if change.kind == "rename" else change.before.rename(
                     path
                 )
+                if change.replaced is not None:
+                    change.replaced.rename(path)
 
 
 class FullDisk(Disk):
@@ -196,11 +192,7 @@ class FullDisk(Disk):
     ) -> None:
         self.seen = 0
         self._number, self._error = number, error
-        self._exchanges = method != "rename"  # where a disk can, nothing is renamed
         setattr(self, method, self._failing(getattr(self, method)))
-
-    def exchange(self, first: Path, second: Path) -> bool:
-        return self._exchanges and super().exchange(first, second)
 
     def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:

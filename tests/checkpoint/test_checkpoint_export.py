@@ -173,7 +173,7 @@ def test_wrong_arguments(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
-@pytest.mark.parametrize(("method", "call"), [("sync", 2), ("rename", 1)])
+@pytest.mark.parametrize(("method", "call"), [("sync", 2), ("rename", 1), ("sync_folder", 6)])
 def test_a_failure_leaves_nothing(
     path: Path,
     tmp_path: Path,

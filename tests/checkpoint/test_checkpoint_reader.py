@@ -221,7 +221,7 @@ def test_nothing_is_read_of_a_damaged_file(model: nn.ModuleDict, tmp_path: Path)
     checkpoint.save(path, model, state={"seen": torch.arange(4)})
     files = list(files_of(path))
     # places of ids do not matter, nor whether there are any
-    read = [file for file in files if not file.path.startswith(("groups/", "tables.empty/"))]
+    read = [file for file in files if file.path.split("/")[1] not in ("groups", "tables.empty")]
     assert len(read) == len(files) - 2
     for file in read:
         for at in (3, 20, file.bytes // 2, file.bytes - 1):

@@ -14,6 +14,7 @@ from memory_sink import MemorySink
 import torch_dynemb as td
 from torch_dynemb.delta_log import DeltaLog, NewBaseNeededError, follow, replay
 from torch_dynemb.errors import InUseError
+from torch_dynemb.files.claim import Claim
 
 pytestmark = pytest.mark.any_device
 
@@ -302,6 +303,22 @@ def test_a_newer_base_replaces_older_commits(tmp_path: Path) -> None:
     bases = sorted(path.name[-2:] for path in (tmp_path / "log").glob("base*"))
     assert bases == ["08", "10"]
     assert content(replayed(tmp_path / "log"), state=False) == content(model, state=False)
+
+
+def test_drafts_of_dead_bases_are_removed(tmp_path: Path) -> None:
+    model, log, drawn = begun(tmp_path)
+    dead = tmp_path / "log" / f"base-{7:020}.tmp-{'0' * 32}"
+    theirs = tmp_path / "log" / f"notes.tmp-{'0' * 32}"
+    for folder in (dead, theirs):
+        folder.mkdir()
+        Claim(folder).release()
+    log.save()
+    for _ in range(2):
+        train(model, drawn)
+        log.publish()
+    log.close()
+    assert theirs.exists()
+    assert not dead.exists()
 
 
 def test_another_base_is_refused(tmp_path: Path) -> None:

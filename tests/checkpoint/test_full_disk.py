@@ -51,10 +51,12 @@ CALLS = {
     "the folder of a table": ("make_folder", 3),
     "a file": ("create", 2),
     "sync of a folder": ("sync_folder", 2),
-    "in exchange for the old one": ("exchange", 1),
-    "away with the old one": ("rename", 1),
-    "in its place": ("rename", 2),
-    "sync of the names": ("sync_folder", 8),
+    "its files beside the old ones": ("rename", 1),
+    "its manifest in place of the old one": ("rename", 2),
+    "sync of the folder of a table": ("sync_folder", 5),
+    "sync of the draft": ("sync_folder", 8),
+    "sync of the name of its files": ("sync_folder", 9),
+    "sync of its manifest": ("sync_folder", 10),
 }
 
 

@@ -13,6 +13,7 @@ from hand_written import outcome
 from torch import Tensor
 from whole_model import KINDS, save_trained
 
+from torch_dynemb import checkpoint
 from torch_dynemb.ops.columns import BUCKET_WIDTH, FREE_STEP, GENERATION_BITS, Slab, Table
 
 pytestmark = pytest.mark.any_device
@@ -164,7 +165,7 @@ TENSORS: dict[str, tuple[str, str, Callable[[Tensor], None], str, str]] = {
 def test_impossible_value_is_refused(case: str, saved: Path, tmp_path: Path) -> None:
     file, name, change, noticed_by, match = TENSORS[case]
     path = damage.copied(saved, tmp_path / "last")
-    damage.change_tensor(path / file, name, change)
+    damage.change_tensor(path / checkpoint.open(path).uuid / file, name, change)
     damage.seal(path)
     for kind in KINDS:
         other = "other" in kind
@@ -182,7 +183,7 @@ def test_an_id_twice_in_different_batches_is_refused(
         values[-1] = values[0]
 
     path = damage.copied(saved, tmp_path / "last")
-    damage.change_tensor(path / BAG, "id", last_is_first)
+    damage.change_tensor(path / checkpoint.open(path).uuid / BAG, "id", last_is_first)
     damage.seal(path)
     monkeypatch.setattr(sys.modules["torch_dynemb.rows.loader"], "_IDS_AT_ONCE", 8)
     for kind in KINDS:

@@ -94,15 +94,15 @@ def old_one(saved: Saved, path: Path) -> None:
     shutil.copytree(saved.folder, path, copy_function=os.link)
 
 
-def killed_before(call: str, *, exchanges: bool = True) -> Callable[[Saved, Path], None]:
-    """The old one, and what a save has left that died at its last call of a kind."""
+def killed_before(call: str, last: int = 0) -> Callable[[Saved, Path], None]:
+    """The old one, and what a save has left that died at its last call of a kind, or before."""
 
     def prepare(saved: Saved, path: Path) -> None:
         old_one(saved, path)
-        disk = FaultyDisk(exchanges=exchanges)
+        disk = FaultyDisk()
         save_on(disk, path, saved.old, 0)
-        number = len(disk.calls) - disk.calls[::-1].index(call)
-        assert save_killed(FaultyDisk(number, exchanges=exchanges), path, saved.old, 0)
+        numbers = [number for number, of in enumerate(disk.calls, 1) if of == call]
+        assert save_killed(FaultyDisk(numbers[-1 - last]), path, saved.old, 0)
 
     return prepare
 
@@ -111,14 +111,11 @@ BEFORE = {
     "nothing": nothing,
     "old": old_one,
     "half written": killed_before("create"),
-    "before the exchange": killed_before("exchange"),
-    "between renames": killed_before("rename", exchanges=False),
-    "half removed": killed_before("remove"),
+    "before the renames": killed_before("rename", 1),
+    "between renames": killed_before("rename"),
+    "half removed": killed_before("remove", 1),
+    "with its claim": killed_before("remove"),
 }
-
-
-# Whether the disk can exchange two names.
-EXCHANGES = {before: before != "between renames" for before in BEFORE}
 
 
 def check_points(
@@ -144,16 +141,18 @@ def check_points(
         shutil.copytree(template, place, copy_function=os.link)
         # so that it makes folders above, too, where there is nothing
         path = place / "a" / "b" / "last" if before == "nothing" else place / "last"
-        disk = FaultyDisk(number, leaves, graveyard, exchanges=EXCHANGES[before])
+        disk = FaultyDisk(number, leaves, graveyard)
         died = save_killed(disk, path, saved.new, 1)
         epoch = found(path, saved.contents)
         where = f"{before}, call {number} ({disk.calls[-1]}), {leaves} left"
         assert epoch in allowed if died else epoch == 1, where
-        names_change = disk.calls[-1] in ("exchange", "rename", "remove", "sync_folder")
+        names_change = disk.calls[-1] in ("rename", "remove", "sync_folder")
         if number % check_next == 0 or names_change:
             save_on(FaultyDisk(), path, saved.new, 1)
             assert found(path, saved.contents) == 1, where
             assert [entry.name for entry in path.parent.iterdir()] == ["last"], where
+            uuid = checkpoint.open(path).uuid
+            assert {entry.name for entry in path.iterdir()} == {"manifest.json", uuid}, where
         shutil.rmtree(place)
         shutil.rmtree(graveyard)
         ended += died
@@ -165,7 +164,7 @@ def calls_of(saved: Saved, folder: Path, before: str) -> list[str]:
     path = folder / "tried" / "last"
     path.parent.mkdir()
     BEFORE[before](saved, path)
-    disk = FaultyDisk(exchanges=EXCHANGES[before])
+    disk = FaultyDisk()
     save_on(disk, path, saved.new, 1)
     return disk.calls
 
@@ -173,7 +172,7 @@ def calls_of(saved: Saved, folder: Path, before: str) -> list[str]:
 def test_save_has_points_of_every_kind(saved: Saved, tmp_path: Path) -> None:
     calls = calls_of(saved, tmp_path, "old")
     kinds = {"make_folder", "create", "write_at", "sync", "close", "sync_folder", "remove"}
-    assert set(calls) == kinds | {"exchange"}
+    assert set(calls) == kinds | {"rename"}
     assert len(calls) > 100
 
 
@@ -197,7 +196,7 @@ def test_what_was_saved_survives_a_power_failure(before: str, saved: Saved, tmp_
     path = tmp_path / ("a/b/last" if before == "nothing" else "last")
     graveyard = tmp_path / "graveyard"
     graveyard.mkdir()
-    disk = FaultyDisk(0, "synced", graveyard, exchanges=EXCHANGES[before])
+    disk = FaultyDisk(0, "synced", graveyard)
     save_on(disk, path, saved.new, 1)
     disk.crash()
     assert found(path, saved.contents) == 1

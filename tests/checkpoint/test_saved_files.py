@@ -69,6 +69,7 @@ NOT_SAVED = {
     "Top": "is the argument of one call",
     "StorageStats": "figures of a moment",
     "RowBatch": "is a copy of rows at one moment",
+    "IdNames": "is saved as state_dict() by checkpoint.save(state=)",
     "SampledSoftmaxLoss": "has no state: is made again beside its table",
     "FullSoftmaxLoss": "as SampledSoftmaxLoss",
     "InBatchNegatives": "is an argument of a loss",

@@ -73,7 +73,8 @@ def test_a_url_has_what_a_path_has(tmp_path: Path, model: torch.nn.ModuleDict) -
     STORE.get("/bucket/last", str(tmp_path / "copy"), recursive=True)
     assert same(content_of(tmp_path / "copy"), content_of(tmp_path / "last"))
     checkpoint.save(tmp_path / "copy", model)
-    assert not any(len(of.name) == 32 for of in (tmp_path / "copy").iterdir())
+    uuid = checkpoint.open(tmp_path / "copy").uuid
+    assert {of.name for of in (tmp_path / "copy").iterdir()} == {"manifest.json", uuid}
 
 
 def test_tools_take_urls(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import re
 import tempfile
@@ -21,6 +22,8 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.files.checksummed_files import checksum_of_bytes
+from torch_dynemb.files.claim import Claim
+from torch_dynemb.files.disk import Disk
 from torch_dynemb.serving.packages import export as export_module
 from torch_dynemb.serving.packages import load as load_module
 from torch_dynemb.serving.packages.manifest import (
@@ -400,6 +403,24 @@ def test_an_export_that_fails_leaves_nothing(
 
     monkeypatch.setattr(export_module.torch._inductor, "aoti_compile_and_package", fails)
     with pytest.raises(RuntimeError, match="no compiler"):
+        td.serving.export(
+            small_model(), tmp_path / "p", features(4, 20), dynamic_shapes=dynamic_shapes()
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_is_not_on_the_disk_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(disk: Disk, path: Path) -> None:
+        if path == tmp_path:  # which has the name of the package by then
+            raise OSError(errno.EIO, "the disk fails")
+
+    dead = tmp_path / f"p.tmp-{'0' * 32}"
+    dead.mkdir()
+    Claim(dead).release()
+    monkeypatch.setattr(Disk, "sync_folder", fails)
+    with pytest.raises(OSError, match="the disk fails"):
         td.serving.export(
             small_model(), tmp_path / "p", features(4, 20), dynamic_shapes=dynamic_shapes()
         )

@@ -41,11 +41,11 @@ class RankModel(torch.nn.Module):
         return loss.item().hex()
 
 
-class NoRename(Disk):
-    """Fails when names are given."""
+class NoSync(Disk):
+    """Fails when a folder has to be on the disk."""
 
-    def rename(self, source: Path, target: Path) -> None:
-        raise OSError(errno.EIO, "the disk fails", str(source))
+    def sync_folder(self, path: Path) -> None:
+        raise OSError(errno.EIO, "the disk fails", str(path))
 
 
 def goes_back_together(rank: int, folder: Path) -> None:
@@ -57,11 +57,11 @@ def goes_back_together(rank: int, folder: Path) -> None:
     save = sys.modules["torch_dynemb.checkpoint.snapshots.save"]
     for failing in (0, 1):
         if rank == failing:
-            save._DISK = NoRename()  # type: ignore[attr-defined]
+            save._DISK = NoSync()  # type: ignore[attr-defined]
         with pytest.raises(OSError, match="the disk fails"):
             checkpoint.save_snapshot(model, "b")
         save._DISK = Disk()  # type: ignore[attr-defined]
-        assert not list(folder.glob(f"{rank}/index/*.tmp-*"))
+        assert len(list((folder / f"{rank}" / "index").iterdir())) == 1
     with pytest.raises(ValueError, match=r"save_snapshot: .*name"):
         checkpoint.save_snapshot(model, f"other-{rank}")
     assert checkpoint.snapshots(folder / "0") == ["a"]

@@ -17,13 +17,14 @@ STATE = "state"
 FULL = "full"  # kinds of checkpoints
 DELTA = "delta"
 
+_SPOOL = re.compile(r"spool-\d+-(ids|values)")
 _LONGEST_FOLDER = 120  # characters; file systems take 255 bytes
 
 
 def table_folder(table: str) -> str:
     """Return the folder of a table's files. Each table name has its own folder."""
     escaped = quote(table, safe="")
-    if escaped.startswith(".") or is_own("", escaped):
+    if escaped.startswith(".") or escaped in (MANIFEST, UNFINISHED) or _SPOOL.fullmatch(escaped):
         escaped = f"%{ord(escaped[0]):02X}{escaped[1:]}"
     if len(escaped) <= _LONGEST_FOLDER:
         return escaped
@@ -69,25 +70,6 @@ def dense_file(kind: str, rank: int, ranks: int) -> str:
     return f"{kind}/r{rank:03}-of-{ranks:03}.safetensors"
 
 
-_OF_RANK = r"r\d{3,}-of-\d{3,}"
-_FILE = re.compile(
-    rf"((counts-|sketch-)?{_OF_RANK}(\.c\d+-\d+)?(\.p\d+)?(\.g\d+)?\.safetensors|\d{{20}}\.delta)"
-)
-_SPOOL = re.compile(r"spool-\d+-(ids|values)")
-
-
-def is_own(folder: str, name: str) -> bool:
-    """Return whether a save writes files of this name.
-
-    Args:
-        folder: folder within the checkpoint; empty for the checkpoint itself.
-        name: name of the file.
-    """
-    if folder:
-        return _FILE.fullmatch(name) is not None
-    return name in (MANIFEST, UNFINISHED) or _SPOOL.fullmatch(name) is not None
-
-
 __all__ = [
     "DELTA",
     "DENSE",
@@ -100,7 +82,6 @@ __all__ = [
     "counts_file",
     "dense_file",
     "group_file",
-    "is_own",
     "rows_file",
     "sketch_file",
     "table_folder",

@@ -29,8 +29,7 @@ from torch_dynemb.changes.commits import (
 from torch_dynemb.changes.payloads import LoggedPart, tables_of, tensors_of
 from torch_dynemb.checkpoint.loading.later import LaterChanges, LaterTable, shards_of
 from torch_dynemb.checkpoint.loading.load import LoadReport, load_parts
-from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.manifest.places import located
+from torch_dynemb.checkpoint.manifest.file import check_full, read_manifest
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
@@ -91,7 +90,8 @@ def load_commits(
         check_none_running()
         for group in groups_of(parts):
             check_saveable(_CALL, group)
-        folder, manifest = located(checked_location(_CALL, base))
+        folder = checked_location(_CALL, base)
+        manifest = read_manifest(folder)
         check_full(_CALL, folder, manifest)
         return folder, manifest
 

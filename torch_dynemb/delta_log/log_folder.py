@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from pathlib import Path
 
 from torch_dynemb.changes.batch import rank_folder
 from torch_dynemb.checkpoint.file_names import MANIFEST
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.delta_log.directory import DirectorySink
 from torch_dynemb.delta_log.object_sink import ObjectSink
+from torch_dynemb.files.commit import drafts_in, remove_dead_drafts
 from torch_dynemb.files.disk import Disk
 from torch_dynemb.files.locations import Location, Url
 from torch_dynemb.files.presence import is_file, names_in
@@ -113,7 +115,7 @@ def newest_base(log: Location, known: Collection[str]) -> Location:
 
 
 def remove_bases(log: Location, *, before: int = 0, after: int | None = None) -> None:
-    """Remove bases of commits that are dropped or rolled back.
+    """Remove bases of commits that are dropped or rolled back, and drafts that dead processes left.
 
     Args:
         log: directory of the log.
@@ -123,6 +125,8 @@ def remove_bases(log: Location, *, before: int = 0, after: int | None = None) ->
     for number, folder in _folders(log).items():
         if number < before or (after is not None and number > after):
             disk_of(folder, _DISK).remove(folder)
+    if isinstance(log, Path):
+        remove_dead_drafts(_DISK, drafts_in(log, _NAME.pattern))
 
 
 __all__ = [

@@ -132,6 +132,25 @@ class ChecksummedWriter:
             self._disk.close(self._file)
 
 
+def write_file(disk: Disk, path: Location, data: bytes) -> None:
+    """Write a new file, and wait until it is on the disk. Its name may not be there yet.
+
+    Args:
+        disk: the file system.
+        path: the file.
+        data: its content.
+
+    Raises:
+        OSError: the disk is full, or fails.
+    """
+    writer = ChecksummedWriter(disk, path)
+    try:
+        writer.write(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        writer.finish()
+    finally:
+        writer.close()
+
+
 _REMEDIES = {
     errno.ENOSPC: "make room, or save elsewhere",
     errno.EDQUOT: "make room within your quota, or save elsewhere",
@@ -486,4 +505,5 @@ __all__ = [
     "open_readers",
     "read_tensors",
     "space_errors",
+    "write_file",
 ]

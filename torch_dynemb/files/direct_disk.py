@@ -156,9 +156,6 @@ class DirectDisk(Disk):
     def rename(self, source: Location, target: Location) -> None:
         self._disk.rename(source, target)
 
-    def exchange(self, first: Location, second: Location) -> bool:
-        return self._disk.exchange(first, second)
-
     def remove(self, path: Location) -> None:
         self._disk.remove(path)
 

@@ -9,7 +9,6 @@ from contextlib import suppress
 from torch import Tensor
 
 from torch_dynemb.files.locations import Location, local
-from torch_dynemb.files.rename_exchange import exchange
 
 MANIFEST = "manifest.json"  # appears last, so what it names is complete
 UNFINISHED = "torch_dynemb-unfinished"  # the process that writes or removes a checkpoint
@@ -73,10 +72,6 @@ class Disk:
     def rename(self, source: Location, target: Location) -> None:
         """Rename a file or a folder atomically."""
         local(source).rename(local(target))
-
-    def exchange(self, first: Location, second: Location) -> bool:
-        """Exchange the names of two folders atomically. Return False if that is unsupported."""
-        return exchange(local(first), local(second))
 
     def remove(self, path: Location) -> None:
         """Remove a folder that this library created, with its content. It may be missing already.

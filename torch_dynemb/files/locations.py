@@ -63,15 +63,6 @@ def local(path: Location) -> Path:
     return path
 
 
-def prefix_of(folder: Location) -> str:
-    """Return the prefix of the names of files in a manifest: at a URL, the folder of a save.
-
-    Args:
-        folder: folder of the files, while a checkpoint is written.
-    """
-    return f"{folder.name}/" if isinstance(folder, Url) else ""
-
-
 def is_url(path: object) -> bool:
     """Return whether a path is the URL of a file system other than the local one."""
     found = _URL.match(path) if isinstance(path, str) else None
@@ -178,5 +169,4 @@ __all__ = [
     "is_url",
     "local",
     "location_of",
-    "prefix_of",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -135,12 +134,6 @@ class UrlDisk(Disk):
 
     def sync_folder(self, path: Location) -> None:
         """Do nothing: a name is in the store with its file."""
-
-    def rename(self, source: Location, target: Location) -> None:
-        raise OSError(errno.ENOTSUP, "a URL has no rename", str(source))
-
-    def exchange(self, first: Location, second: Location) -> bool:
-        return False
 
     def remove(self, path: Location) -> None:
         store = _url(path).store

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer
-from torch_dynemb.checkpoint.manifest.places import check_replaceable, check_unclaimed, claimed
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedDense
-from torch_dynemb.checkpoint.saving.save import finish_folder
+from torch_dynemb.checkpoint.saving.save import check_target, finish_folder
 from torch_dynemb.checkpoint.saving.table_files import Folder, PartWriter, RowsShape
+from torch_dynemb.files.commit import claimed, new_files
 from torch_dynemb.files.disk import Disk
 from torch_dynemb.files.locations import local
 from torch_dynemb.oneembedding.embedding import Embedding
@@ -78,7 +78,9 @@ class PersistentTableWriter:
         self._uuid = uuids.uuid4().hex
         self._closed = False
         self._claim = ExitStack()
-        self._unfinished = local(self._claim.enter_context(claimed(_DISK, folder, self._uuid)))
+        self._claim.enter_context(claimed("checkpoint.save", _DISK, folder, self._uuid))
+        self._unfinished = local(new_files(folder, self._uuid))
+        _DISK.make_folder(self._unfinished)
         self._spools = [
             KeyValueSpool(self._unfinished, number, value_type, target.layout.width)
             for number in range(len(target.tables))
@@ -157,7 +159,6 @@ class PersistentTableWriter:
         with defer_signals():
             for spool in self._spools:
                 spool.remove()
-            _DISK.remove(self._unfinished)
             self._claim.close()
 
     @plain_torch()
@@ -312,8 +313,7 @@ def writer_for(
 def _writer(
     folder: Path, key_type: torch.dtype, value_type: torch.dtype, target: _Target
 ) -> PersistentTableWriter:
-    check_unclaimed(folder)
-    check_replaceable(folder)
+    check_target(folder)
     return PersistentTableWriter(folder, key_type, value_type, target)
 
 

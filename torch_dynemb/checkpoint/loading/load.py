@@ -20,8 +20,7 @@ from torch_dynemb.checkpoint.loading.table_plan import (
     plan_of,
     resumed_plan,
 )
-from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.manifest.places import is_replaced, located
+from torch_dynemb.checkpoint.manifest.file import check_full, is_replaced, read_manifest
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.reading.dense_files import read_dense, read_state
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
@@ -149,9 +148,9 @@ def load(
                 "'error'"
             )
         check_none_running()
-        folder, manifest = located(target)
-        check_full("checkpoint.load", folder, manifest)
-        return folder, manifest, parts_of(model)
+        manifest = read_manifest(target)
+        check_full("checkpoint.load", target, manifest)
+        return target, manifest, parts_of(model)
 
     def once() -> tuple[Manifest, list[TablePart], LoadReport]:
         folder, manifest, parts = ranks.run(prepare)

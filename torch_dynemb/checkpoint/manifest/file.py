@@ -16,8 +16,9 @@ from torch_dynemb.checkpoint.manifest.records import (
 from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
 from torch_dynemb.files.bounded_json import json_of
 from torch_dynemb.files.checksummed_files import checksum_of_bytes
+from torch_dynemb.files.commit import is_taken
 from torch_dynemb.files.locations import Location
-from torch_dynemb.files.presence import is_file
+from torch_dynemb.files.presence import is_file, is_there
 from torch_dynemb.parts.saved_tables import SavedFile, table_of
 
 
@@ -70,7 +71,8 @@ def read_content(folder: Location) -> dict[str, Any]:
     path = folder / MANIFEST
     if not is_file(path):
         raise FileNotFoundError(
-            f"{folder} is not a checkpoint: it has no {MANIFEST}, which a save writes last"
+            f"{folder} is not a checkpoint: "
+            + (f"it has no {MANIFEST}" if is_there(folder) else "it does not exist")
         )
     try:
         content = json_of(path)
@@ -79,6 +81,38 @@ def read_content(folder: Location) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}", path=path)
     return content
+
+
+def check_replaceable(path: Location) -> None:
+    """Raise FileExistsError if the path exists but is not a checkpoint."""
+    if not is_taken(path):
+        return
+    why = f"it has no {MANIFEST}"
+    if is_file(path / MANIFEST):
+        try:
+            read_content(path)
+            return
+        except DamagedFileError as error:
+            why = str(error)
+    raise FileExistsError(
+        f"checkpoint.save: {path} exists but is not a checkpoint, so a save does not "
+        f"replace it: choose another path, or remove it ({why})"
+    )
+
+
+def is_replaced(folder: Location, uuid: str) -> bool:
+    """Return whether the checkpoint that is read was replaced or removed.
+
+    Args:
+        folder: its folder.
+        uuid: its uuid.
+    """
+    try:
+        return read_manifest(folder).uuid != uuid
+    except FileNotFoundError:
+        return True
+    except (OSError, DamagedFileError, UnsupportedFormatError):
+        return False
 
 
 def check_full(call: str, folder: Location, manifest: Manifest) -> None:
@@ -118,4 +152,4 @@ def _dense_of(dense: dict[str, Any]) -> SavedDense:
     )
 
 
-__all__ = ["check_full", "read_content", "read_manifest"]
+__all__ = ["check_full", "check_replaceable", "is_replaced", "read_manifest"]

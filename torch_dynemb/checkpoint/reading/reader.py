@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_dynemb.checkpoint.file_names import DELTA
-from torch_dynemb.checkpoint.manifest.places import is_replaced, located
+from torch_dynemb.checkpoint.manifest.file import is_replaced, read_manifest
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.reading.changed_table import ChangedTable, ChangesFile, changes_of
 from torch_dynemb.checkpoint.reading.dense_files import read_all, read_state
@@ -202,7 +202,8 @@ def open(path: str | PathLike[str]) -> Checkpoint:  # noqa: A001
         3
         >>> folder.cleanup()
     """
-    return Checkpoint(*located(checked_location("checkpoint.open", path)))
+    folder = checked_location("checkpoint.open", path)
+    return Checkpoint(folder, read_manifest(folder))
 
 
 __all__ = ["Checkpoint", "open"]

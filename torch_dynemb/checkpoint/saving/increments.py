@@ -17,7 +17,7 @@ from torch_dynemb.changes.changed_parts import (
     logged_part,
 )
 from torch_dynemb.changes.payloads import LoggedPart, of_tables
-from torch_dynemb.checkpoint.manifest.places import located
+from torch_dynemb.checkpoint.manifest.file import read_manifest
 from torch_dynemb.checkpoint.saving.table_files import Folder
 from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.errors import NewBaseNeededError
@@ -193,7 +193,7 @@ def parent_of(
             f"checkpoint.save: since is {path}, which the increment would replace: give another "
             "path"
         )
-    uuid = located(path)[1].uuid
+    uuid = read_manifest(path).uuid
     for group in groups:
         reader = _reader(group)
         if reader is None:

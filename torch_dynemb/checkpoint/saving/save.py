@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid as uuids
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from os import PathLike
 from typing import Any, NamedTuple
@@ -14,22 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
-from torch_dynemb.checkpoint.file_names import (
-    DELTA,
-    DENSE,
-    FULL,
-    MANIFEST,
-    STATE,
-)
-from torch_dynemb.checkpoint.manifest.places import (
-    check_replaceable,
-    check_unclaimed,
-    claimed,
-    put_in_place,
-    unfinished,
-)
+from torch_dynemb.checkpoint.file_names import DELTA, DENSE, FULL, STATE
+from torch_dynemb.checkpoint.manifest.file import check_replaceable
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedDense, SavedEntry, SavedGroup
-from torch_dynemb.checkpoint.manifest.url_places import finish_at_url, uuid_at
 from torch_dynemb.checkpoint.saving.dense_state import (
     DenseSource,
     dense_source,
@@ -48,17 +35,18 @@ from torch_dynemb.checkpoint.saving.staging import staged
 from torch_dynemb.checkpoint.saving.table_files import Folder, SourcePart, write_group
 from torch_dynemb.console.progress import progress_bar
 from torch_dynemb.distributed.together import Ranks, background_ranks, ranks_of
-from torch_dynemb.files.bounded_json import check_values
-from torch_dynemb.files.checksummed_files import ChecksummedWriter, space_errors
+from torch_dynemb.files.checksummed_files import space_errors
+from torch_dynemb.files.commit import (
+    abandon,
+    check_unclaimed,
+    claimed,
+    commit,
+    draft_of,
+    new_files,
+)
 from torch_dynemb.files.direct_disk import WINDOW_BYTES, DirectDisk
 from torch_dynemb.files.disk import Disk
-from torch_dynemb.files.locations import (
-    Location,
-    Url,
-    checked_location,
-    local,
-    prefix_of,
-)
+from torch_dynemb.files.locations import Location, Url, checked_location
 from torch_dynemb.files.uploads import disk_of
 from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.parts.saved_tables import (
@@ -159,8 +147,8 @@ def save(
     Raises:
         TypeError, ValueError: a wrong argument, inconsistent tables, or an entry that would need
             pickling.
-        FileExistsError: ``path`` exists but is not a checkpoint. Files of other programs in a
-            checkpoint move into the one that replaces it.
+        FileExistsError: ``path`` exists but is not a checkpoint. Files of other programs
+            beside its manifest stay.
         FileNotFoundError: ``since`` is not a checkpoint.
         InUseError: another process saves to ``path``, another save runs in the background, or
             another thread trains or changes the model.
@@ -200,8 +188,7 @@ def save(
             )
         flag("checkpoint.save: asynchronous", asynchronous)
         check_none_running()
-        check_unclaimed(target)
-        check_replaceable(target)
+        check_target(target)
         parts = parts_of(model)
         for group in groups_of(parts):
             check_saveable("checkpoint.save", group)
@@ -263,6 +250,16 @@ def save(
             )
             pinned.pop_all()
     return handle
+
+
+def check_target(target: Location) -> None:
+    """Raise an error if a path exists but is not a checkpoint, or another call saves to it.
+
+    Raises:
+        FileExistsError, InUseError: it is.
+    """
+    check_unclaimed("checkpoint.save", target)
+    check_replaceable(target)
 
 
 def check_saveable(call: str, group: TableGroup) -> None:
@@ -384,7 +381,7 @@ def write_checkpoint(
         OSError: the disk is full, or fails.
         RuntimeError: error of ``reading``.
     """
-    folder = unfinished(target, uuid)
+    folder = new_files(target, uuid)
     parent = None if source.increment is None else source.increment.parent
 
     def write() -> _Written:
@@ -395,7 +392,8 @@ def write_checkpoint(
 
         def begin() -> None:
             with space_errors(folder):
-                claim.enter_context(claimed(disk, target, uuid))
+                claim.enter_context(claimed("checkpoint.save", disk, target, uuid))
+                disk.make_folder(folder)
 
         naming = False
         try:
@@ -421,7 +419,7 @@ def write_checkpoint(
             ranks.on_first(finish)
         except BaseException:
             if not naming:
-                disk.remove(folder)  # on each rank, in case they do not share one disk
+                abandon(disk, target, uuid)  # on each rank, in case they do not share one disk
             raise
 
 
@@ -511,15 +509,13 @@ def _dense_of(
 
 def _check_files(folder: Location, manifest: Manifest) -> None:
     """Raise OSError unless the files of all ranks are in a folder."""
-    if isinstance(folder, Url):
-        found = folder.store.sizes(str(folder))
-    else:
-        found = {}
-        for file in manifest.files():
-            path = local(folder) / file.path
-            found[file.path] = path.stat().st_size if path.exists() else 0
+    found = folder.store.sizes(str(folder)) if isinstance(folder, Url) else {}
     for file in manifest.files():
-        size = found.get(file.path.removeprefix(prefix_of(folder)), 0)
+        if isinstance(folder, Url):
+            size = found.get(file.path.partition("/")[2], 0)
+        else:
+            path = folder.parent / file.path
+            size = path.stat().st_size if path.exists() else 0
         if size != file.bytes:
             raise OSError(
                 f"checkpoint.save: {folder.parent} has {size} bytes of {file.path}, expected "
@@ -527,42 +523,24 @@ def _check_files(folder: Location, manifest: Manifest) -> None:
             )
 
 
-def finish_folder(disk: Disk, target: Location, manifest: Manifest) -> None:
-    """Turn the folder that was written for a checkpoint into that checkpoint, or remove it.
-
-    After an error at a URL the files stay, because the store may have the manifest or get it late.
-    A later save removes them.
-    """
-    if isinstance(target, Url):
-        finish_at_url(disk, target, manifest)
-        return
-    folder = local(unfinished(target, manifest.uuid))
-    try:
-        for inner in sorted({(folder / file.path).parent for file in manifest.files()}):
-            with space_errors(inner):
-                disk.sync_folder(inner)
-        text = manifest.text()
-        check_values(text)
-        writer = ChecksummedWriter(disk, folder / MANIFEST)
-        try:
-            writer.write(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-            writer.finish()
-        finally:
-            writer.close()
-        with space_errors(folder):
-            disk.sync_folder(folder)
-            put_in_place(disk, folder, target, manifest.uuid)
-    except BaseException:
-        with suppress(OSError):
-            if uuid_at(target) != manifest.uuid:  # else the folder has the checkpoint from before
-                disk.remove(folder)
-        raise
+def finish_folder(
+    disk: Disk,
+    target: Location,
+    manifest: Manifest,
+    check: Callable[[Location], None] = check_replaceable,
+) -> None:
+    """Turn new files into a checkpoint; see :func:`commit`."""
+    draft = draft_of(target, manifest.uuid)
+    inner = {(draft / file.path).parent for file in manifest.files()}
+    folders = [*sorted(inner, key=str), new_files(target, manifest.uuid)]
+    commit(disk, target, manifest.uuid, manifest.text(), check, folders)
 
 
 __all__ = [
     "ModelSource",
     "begin_reading",
     "check_saveable",
+    "check_target",
     "finish_folder",
     "save",
     "source_of_model",

@@ -17,7 +17,7 @@ from torch_dynemb.files.checksummed_files import (
     space_errors,
 )
 from torch_dynemb.files.disk import Disk
-from torch_dynemb.files.locations import Location, prefix_of
+from torch_dynemb.files.locations import Location
 from torch_dynemb.files.scattered_file import ScatteredFile
 from torch_dynemb.files.tensor_file import TensorShape
 from torch_dynemb.files.uploads import limits_of
@@ -144,9 +144,8 @@ class Folder:
         self._ended.append(file)
         if len(self._ended) > _MOST_ENDED:
             self._ended.pop(0).sync()
-        return SavedFile(
-            prefix_of(self.path) + name, rows, sums.bytes, sums.block_bytes, list(sums.sums)
-        )
+        within = f"{self.path.name}/{name}"
+        return SavedFile(within, rows, sums.bytes, sums.block_bytes, list(sums.sums))
 
     def _made(self, name: str) -> Location:
         """Return the path of a file, after its folder was created."""

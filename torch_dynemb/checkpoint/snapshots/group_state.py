@@ -130,7 +130,7 @@ def read_state(stored: StoredGroup, folder: Path, record: SavedStore) -> Snapsho
         DamagedStoreError: a file is missing or damaged.
         RuntimeError: it is the snapshot of other tables.
     """
-    path = folder / record.state.path
+    path = folder.parent / record.state.path
     tables = stored.group.tables
     slabs = [slab.name for slab in tables.config.slabs]
     try:

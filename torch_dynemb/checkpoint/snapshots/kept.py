@@ -20,10 +20,8 @@ from torch_dynemb.checkpoint.snapshots.places import (
     index_folders,
     snapshot_files,
     snapshot_folder,
-    unfinished_folders,
 )
 from torch_dynemb.checkpoint.snapshots.records import (
-    SavedStore,
     Snapshot,
     read_snapshot,
     read_store,
@@ -45,13 +43,11 @@ def snapshots_of(store: Path) -> list[Snapshot]:
     return sorted(found, key=lambda snapshot: snapshot.number)
 
 
-def histories_of(store: Path) -> dict[Path, SavedStore]:
-    """Return the records that a store keeps, by folder.
-
-    Raises:
-        DamagedStoreError: a file is damaged.
-    """
-    return {folder: read_store(folder / MANIFEST) for folder in index_folders(store)}
+def check_records(store: Path) -> None:
+    """Raise DamagedStoreError if a record that a store keeps is damaged."""
+    for folder in index_folders(store):
+        if (folder / MANIFEST).exists():
+            read_store(folder / MANIFEST)
 
 
 def history(first: StoreFiles) -> set[str]:
@@ -112,19 +108,18 @@ def clean(disk: Disk, stored: StoredGroup, first: Path, there: Collection[str]) 
         DamagedStoreError: a file of an existing snapshot is damaged.
         RuntimeError, OSError: the disk fails.
     """
-    for folder in unfinished_folders(stored.path):
-        disk.remove(folder)
     needed: list[list[int]] = [[] for _ in stored.group.config.slabs]
     names = {
         slab.name: files for slab, files in zip(stored.group.config.slabs, needed, strict=True)
     }
-    for folder, record in histories_of(stored.path).items():
+    for folder in index_folders(stored.path):
+        if folder.name not in there and not (folder / MANIFEST).exists():  # of a dead save
+            disk.remove(folder)
+            continue
+        record = read_store(folder / MANIFEST)
         named = Path(os.path.normpath(stored.path / record.first))
-        if named == first and record.uuid not in there:
-            # a crash leaves a folder that is already marked deleted
-            deleted = folder.with_name(f"{folder.name}.tmp-{record.uuid}")
-            disk.rename(folder, deleted)
-            disk.remove(deleted)
+        if named == first and folder.name not in there:
+            disk.remove(folder)
             continue
         for of in record.segments:
             names.setdefault(of.slab, []).extend(of.files)
@@ -134,10 +129,10 @@ def clean(disk: Disk, stored: StoredGroup, first: Path, there: Collection[str]) 
 
 
 __all__ = [
+    "check_records",
     "clean",
     "forget",
     "goes_on_from",
-    "histories_of",
     "history",
     "outdated",
     "snapshots_of",

@@ -25,18 +25,19 @@ from torch_dynemb.checkpoint.snapshots.group_state import (
 from torch_dynemb.checkpoint.snapshots.kept import (
     clean,
     goes_on_from,
-    histories_of,
     snapshots_of,
 )
 from torch_dynemb.checkpoint.snapshots.places import (
+    MANIFEST,
     MODEL,
     StoredGroup,
     checked_name,
     first_store,
+    index_folder,
     snapshot_folder,
     stored_groups,
 )
-from torch_dynemb.checkpoint.snapshots.records import REMEDY, Snapshot
+from torch_dynemb.checkpoint.snapshots.records import REMEDY, Snapshot, read_store
 from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.errors import DamagedFileError, DamagedStoreError
 from torch_dynemb.files.disk import Disk
@@ -128,10 +129,8 @@ def load_snapshot(
     parts, stores = ranks.run(prepare)
     ranks.agree("load_snapshot", name=name, strict=strict)
     chosen = _chosen(ranks, stores, name)
-    found = ranks.run(lambda: _found(stores, chosen))
-    folders = ranks.gather(str(found[0][1] / MODEL) if ranks.rank == chosen.first_rank else "")
-    model_folder = Path(folders[chosen.first_rank])
-    states = ranks.run(lambda: [state for state, _ in found])
+    states = ranks.run(lambda: _states(stores, chosen))
+    model_folder = index_folder(chosen.first) / chosen.snapshot.uuid / MODEL
     manifest = ranks.run(lambda: _manifest(model_folder))
     stored_ids = {id(stored.group) for stored in stores}
     in_memory = [part for part in parts if id(part.group) not in stored_ids]
@@ -200,21 +199,19 @@ def _chosen(ranks: Ranks, stores: Sequence[StoredGroup], name: str | None) -> _C
     return _Chosen(snapshot, there, first, first_rank)
 
 
-def _found(stores: Sequence[StoredGroup], chosen: _Chosen) -> list[tuple[SnapshotState, Path]]:
-    """Read the states of this rank's stores, and find the folders that have them."""
+def _states(stores: Sequence[StoredGroup], chosen: _Chosen) -> list[SnapshotState]:
+    """Read the states of this rank's stores."""
     result = []
     for stored in stores:
-        kept = histories_of(stored.path)
-        folders = [folder for folder, of in kept.items() if of.uuid == chosen.snapshot.uuid]
-        if not folders:
+        folder = index_folder(stored.path) / chosen.snapshot.uuid
+        if not folder.is_dir():
             raise DamagedStoreError(
                 f"load_snapshot: {stored.path} has no files of snapshot {chosen.snapshot.name!r}: "
                 "its tables were not part of the model, or the directory was replaced: copy "
                 "it back, or load another snapshot",
                 path=stored.path,
             )
-        (folder,) = folders
-        result.append((read_state(stored, folder, kept[folder]), folder))
+        result.append(read_state(stored, folder, read_store(folder / MANIFEST)))
     return result
 
 

@@ -1,8 +1,8 @@
 """Paths of snapshots: beside the rows, in the directory of a group's store.
 
 ``snapshots/NAME`` is written last, in the directory of the model's first store. It makes the
-snapshot exist. Every store has its own files of the snapshot in ``index/NUMBER``, found by the
-snapshot's uuid.
+snapshot exist. Every store has its own files of the snapshot in ``index/UUID``; those of a UUID
+without a name were left by a dead save.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from torch_dynemb.storage.tiers.ssd import KEPT_FOLDER
 from torch_dynemb.storage.tiers.store_files import StoreFiles
 from torch_dynemb.table.group import TableGroup
 
-MODEL = "model"  # of index/NUMBER: a checkpoint of what lies outside stores
-MANIFEST = "manifest.json"  # of index/NUMBER
-STATE = "state.safetensors"  # of index/NUMBER
+MODEL = "model"  # of index/UUID: a checkpoint of what lies outside stores
+MANIFEST = "manifest.json"  # of index/UUID; written last
+STATE = "state.safetensors"  # of index/UUID
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_NUMBER = re.compile(r"[0-9]{8,}")
-_UNFINISHED = re.compile(r"[0-9]{8,}\.tmp-[0-9a-f]{32}")
+_UUID = re.compile(r"[0-9a-f]{32}")
 
 
 class StoredGroup(NamedTuple):
@@ -124,28 +123,8 @@ def index_folder(store: Path) -> Path:
 
 
 def index_folders(store: Path) -> list[Path]:
-    """List the folders that a store keeps for snapshots, also abandoned ones; ascending by
-    number.
-    """
-    return _matching(index_folder(store), _NUMBER)
-
-
-def unfinished_folders(store: Path) -> list[Path]:
-    """List the folders that dead saves left."""
-    return _matching(index_folder(store), _UNFINISHED)
-
-
-def next_index(store: Path) -> Path:
-    """Return a folder that does not exist yet."""
-    there = [*index_folders(store), *unfinished_folders(store)]
-    last = max((int(folder.name.partition(".")[0]) for folder in there), default=0)
-    return index_folder(store) / f"{last + 1:08}"
-
-
-def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))
+    """List the folders that a store keeps for snapshots, also abandoned ones."""
+    return [of for of in index_folder(store).glob("*") if _UUID.fullmatch(of.name)]
 
 
 def segment_file(store: Path, slab: str, number: int) -> Path:
@@ -168,10 +147,8 @@ __all__ = [
     "first_store",
     "index_folder",
     "index_folders",
-    "next_index",
     "segment_file",
     "snapshot_files",
     "snapshot_folder",
     "stored_groups",
-    "unfinished_folders",
 ]

@@ -11,15 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from torch_dynemb.checkpoint.manifest.records import canonical
 from torch_dynemb.errors import DamagedStoreError, UnsupportedFormatError
-from torch_dynemb.files.checksummed_files import (
-    ChecksummedWriter,
-    checksum_of_bytes,
-    space_errors,
-)
+from torch_dynemb.files.checksummed_files import checksum_of_bytes, space_errors, write_file
+from torch_dynemb.files.commit import rename
 from torch_dynemb.files.disk import Disk
 from torch_dynemb.parts.saved_tables import SavedFile
 
@@ -106,7 +101,7 @@ def damaged(path: Path, what: object) -> DamagedStoreError:
 
 
 def write_record(disk: Disk, path: Path, record: Snapshot | SavedStore) -> None:
-    """Write a new file, and wait until it is on the disk. Its name may not be there yet.
+    """Write a file, which appears as a whole. Its name may not be on the disk yet.
 
     Raises:
         OSError: the disk is full, or fails.
@@ -115,12 +110,9 @@ def write_record(disk: Disk, path: Path, record: Snapshot | SavedStore) -> None:
     content = {"format": kind, "version": VERSION, **dataclasses.asdict(record)}
     text = canonical({**content, "crc32c": checksum_of_bytes(canonical(content))})
     with space_errors(path):
-        writer = ChecksummedWriter(disk, path)
-        try:
-            writer.write(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-            writer.finish()
-        finally:
-            writer.close()
+        draft = path.with_name(f".{path.name}.tmp-{record.uuid}")
+        write_file(disk, draft, text)
+        rename(disk, draft, path)
 
 
 def read_snapshot(path: Path) -> Snapshot:

@@ -22,10 +22,10 @@ from torch_dynemb.checkpoint.saving.save import (
 from torch_dynemb.checkpoint.saving.table_files import Folder
 from torch_dynemb.checkpoint.snapshots.group_state import saved_segments, write_state
 from torch_dynemb.checkpoint.snapshots.kept import (
+    check_records,
     clean,
     forget,
     goes_on_from,
-    histories_of,
     history,
     outdated,
     snapshots_of,
@@ -36,7 +36,6 @@ from torch_dynemb.checkpoint.snapshots.places import (
     StoredGroup,
     checked_name,
     index_folder,
-    next_index,
     snapshot_folder,
     stored_groups,
 )
@@ -65,14 +64,6 @@ class _Plan(NamedTuple):
     first: Path
     there: list[Snapshot]
     first_rank: int
-
-
-class _UnfinishedStore(NamedTuple):
-    """Files of a store for a snapshot, under a name that marks them as unfinished."""
-
-    stored: StoredGroup
-    unfinished: Path
-    folder: Path
 
 
 @plain_torch()
@@ -153,7 +144,7 @@ def save_snapshot(
         for group in groups_of(parts):
             check_saveable("save_snapshot", group)
         for stored in stores:
-            histories_of(stored.path)  # raises for a damaged file, before anything is written
+            check_records(stored.path)  # before anything is written
         return parts, stores
 
     parts, stores = ranks.run(prepare)
@@ -163,19 +154,16 @@ def save_snapshot(
     in_memory = [part for part in parts if id(part.group) not in stored_ids]
     dense, reading = ranks.run(lambda: begin_reading("save_snapshot", parts, model))
     source = ranks.run(lambda: source_of_model(in_memory, dense, state, ranks))
-    written: list[_UnfinishedStore] = []
     naming = False
     try:
         # so that no crash brings back a name after its rows are deleted
         ranks.run(lambda: _sync_names(disk, plan) if _is_first(ranks, plan) else None)
-        ranks.run(lambda: written.extend(_written(disk, ranks, plan, stores)))
-        folders = ranks.gather(str(written[0].unfinished / MODEL) if _is_first(ranks, plan) else "")
-        write_checkpoint(
-            ranks, disk, Path(folders[plan.first_rank]), plan.snapshot.uuid, source, progress
-        )
+        ranks.run(lambda: _write(disk, ranks, plan, stores))
+        uuid = plan.snapshot.uuid
+        model_folder = index_folder(plan.first) / uuid / MODEL
+        write_checkpoint(ranks, disk, model_folder, uuid, source, progress)
         ranks.run(reading.check)
         with defer_signals():
-            ranks.run(lambda: _finish(disk, written))
             # set before the first rank may begin: others cannot know whether the snapshot exists
             naming = True
             ranks.gather(None)
@@ -183,7 +171,7 @@ def save_snapshot(
     except BaseException:
         first = _is_first(ranks, plan)
         if not naming or (first and plan.snapshot.uuid not in history(stores[0].tiers)):
-            _abandon(disk, plan, stores, written)
+            _abandon(disk, plan, stores)
         raise
     with defer_signals():
         removed = outdated(plan.there, plan.snapshot, keep)
@@ -226,21 +214,18 @@ def _planned(ranks: Ranks, stores: Sequence[StoredGroup], name: str) -> _Plan:
     return _Plan(snapshot, Path(gathered[first_rank][1][0]), there, first_rank)
 
 
-def _written(
-    disk: Disk, ranks: Ranks, plan: _Plan, stores: Sequence[StoredGroup]
-) -> list[_UnfinishedStore]:
-    """Make rows durable, and write the files of this rank's stores."""
+def _write(disk: Disk, ranks: Ranks, plan: _Plan, stores: Sequence[StoredGroup]) -> None:
+    """Make rows durable, and write the files of this rank's stores. No name needs them yet."""
     for stored in stores:
         clean(disk, stored, plan.first, {of.uuid for of in plan.there})
-    result = []
     for stored in stores:
         rows = stored.tiers.sync()
-        folder = next_index(stored.path)
-        unfinished = folder.with_name(f"{folder.name}.tmp-{plan.snapshot.uuid}")
-        with space_errors(unfinished):
-            disk.make_folder(index_folder(stored.path))
-            disk.make_folder(unfinished)
-        with Folder(disk, unfinished, ranks.rank, ranks.size, lambda _: None) as to:
+        index = index_folder(stored.path)
+        folder = index / plan.snapshot.uuid
+        with space_errors(folder):
+            disk.make_folder(index)
+            disk.make_folder(folder)
+        with Folder(disk, folder, ranks.rank, ranks.size, lambda _: None) as to:
             file = write_state(to, stored, rows)
         host = stored.group.tables.host
         record = SavedStore(
@@ -251,37 +236,25 @@ def _written(
             sorted(host.batch_scored),
             None if host.proposed_now is None else int(host.proposed_now),
         )
-        write_record(disk, unfinished / MANIFEST, record)
-        result.append(_UnfinishedStore(stored, unfinished, folder))
-    return result
-
-
-def _finish(disk: Disk, written: Sequence[_UnfinishedStore]) -> None:
-    """Rename the files of the stores to their final names; no snapshot needs them yet."""
-    for of in written:
-        disk.sync_folder(of.unfinished)
-        disk.rename(of.unfinished, of.folder)
-        disk.sync_folder(of.folder.parent)
-        disk.sync_folder(of.stored.path)
+        write_record(disk, folder / MANIFEST, record)
+        for changed in (folder, index, stored.path):
+            disk.sync_folder(changed)
 
 
 def _sync_names(disk: Disk, plan: _Plan) -> None:
-    if snapshot_folder(plan.first).is_dir():
-        disk.sync_folder(snapshot_folder(plan.first))
+    folder = snapshot_folder(plan.first)
+    if folder.is_dir():
+        for draft in folder.glob(".*.tmp-*"):  # of dead saves
+            draft.unlink()
+        disk.sync_folder(folder)
 
 
 def _name(disk: Disk, plan: _Plan, first: StoredGroup) -> None:
     """Write the file that makes the snapshot exist; the tables then continue it."""
     folder = snapshot_folder(plan.first)
-    draft = folder / f".{plan.snapshot.name}.tmp-{plan.snapshot.uuid}"
     disk.make_folder(folder)
     disk.sync_folder(plan.first)
-    write_record(disk, draft, plan.snapshot)
-    try:
-        disk.rename(draft, folder / plan.snapshot.name)
-    except OSError:
-        if all(of.uuid != plan.snapshot.uuid for of in snapshots_of(plan.first)):
-            raise  # else only the answer was lost
+    write_record(disk, folder / plan.snapshot.name, plan.snapshot)
     goes_on_from(first.tiers, plan.snapshot)
     disk.sync_folder(folder)
 
@@ -302,16 +275,10 @@ def _clean_all(
     ranks.run(work)
 
 
-def _abandon(
-    disk: Disk, plan: _Plan, stores: Sequence[StoredGroup], written: Sequence[_UnfinishedStore]
-) -> None:
+def _abandon(disk: Disk, plan: _Plan, stores: Sequence[StoredGroup]) -> None:
     """Delete what was written, after a failure, as far as the disk allows."""
     with defer_signals():
-        draft = f".{plan.snapshot.name}.tmp-{plan.snapshot.uuid}"
         try:
-            (snapshot_folder(plan.first) / draft).unlink(missing_ok=True)
-            for of in written:
-                disk.remove(of.unfinished)
             there = {of.uuid for of in plan.there}
             for stored in stores:
                 clean(disk, stored, plan.first, there)

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch_dynemb.argument_checks import flag
 from torch_dynemb.checkpoint.file_names import table_folder
 from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.manifest.places import unfinished
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
 from torch_dynemb.console.progress import progress_bar
+from torch_dynemb.files.commit import claimed, put_new
 from torch_dynemb.files.disk import Disk
 from torch_dynemb.files.locations import (
     Location,
@@ -226,32 +226,31 @@ def export(
             raise FileExistsError(f"export: {target} exists already: give another path")
         # at a URL, the summary is what appears last
         disk = disk_of(target, _DISK)
-        folder = target if isinstance(target, Url) else unfinished(target, uuids.uuid4().hex)
         chosen = [source.tables[name] for name in names]
         total = sum(table.ids * _id_bytes(table, state) for table in chosen)
-        try:
-            disk.make_folder(folder)
-            with progress_bar(f"exporting {source.folder.name}", total, progress) as bar:
-                summary = {}
-                for table in chosen:
-                    files = _write_table(folder, table, writer, state, bar.update)
-                    summary[table.name] = {**_summary(table, state), "files": files}
-            text = json.dumps({"checkpoint": source.uuid, "tables": summary}, indent=2)
-            if isinstance(target, Url):
-                with defer_signals():  # a request that is interrupted goes on
-                    target.store.put(str(target / SUMMARY), f"{text}\n".encode())
-                return
-            summary_file = local(folder / SUMMARY)
-            summary_file.write_text(text + "\n")
-            _sync(summary_file)
-            for inner in {folder, *(folder / table_folder(name) for name in names)}:
-                disk.sync_folder(inner)
-            disk.rename(folder, target)
-            disk.sync_folder(target.parent)
-        except BaseException:
-            with defer_signals():
-                disk.remove(folder)
-            raise
+        with claimed("export", disk, target, uuids.uuid4().hex) as folder:
+            try:
+                disk.make_folder(folder)
+                with progress_bar(f"exporting {source.folder.name}", total, progress) as bar:
+                    summary = {}
+                    for table in chosen:
+                        files = _write_table(folder, table, writer, state, bar.update)
+                        summary[table.name] = {**_summary(table, state), "files": files}
+                text = json.dumps({"checkpoint": source.uuid, "tables": summary}, indent=2)
+                if isinstance(target, Url):
+                    with defer_signals():  # a request that is interrupted goes on
+                        target.store.put(str(target / SUMMARY), f"{text}\n".encode())
+                    return
+                summary_file = local(folder / SUMMARY)
+                summary_file.write_text(text + "\n")
+                _sync(summary_file)
+                for inner in {folder, *(folder / table_folder(name) for name in names)}:
+                    disk.sync_folder(inner)
+                put_new(disk, local(folder), target)
+            except BaseException:
+                with defer_signals():
+                    disk.remove(folder)
+                raise
 
 
 def _id_bytes(table: CheckpointTable, state: bool) -> int:

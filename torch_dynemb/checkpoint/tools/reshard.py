@@ -16,7 +16,6 @@ from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer
 from torch_dynemb.checkpoint.file_names import FULL, counts_file, sketch_file
 from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.manifest.places import claimed, is_taken
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
@@ -27,6 +26,7 @@ from torch_dynemb.checkpoint.saving.table_files import Folder, PartWriter, RowsS
 from torch_dynemb.console.progress import progress_bar
 from torch_dynemb.distributed.owners import slots_of
 from torch_dynemb.files.checksummed_files import ChecksummedReader
+from torch_dynemb.files.commit import abandon, claimed, is_taken, new_files
 from torch_dynemb.files.disk import Disk
 from torch_dynemb.files.locations import Location, checked_location
 from torch_dynemb.files.tensor_file import TensorShape
@@ -219,19 +219,16 @@ def write_parts(
         DamagedFileError: a file is damaged or missing.
         OSError: the disk is full, or fails. In all cases nothing is left of it.
     """
-    if is_taken(target):
-        raise FileExistsError(f"{target} exists already: give another path")
+    _check_absent(target)
     uuid, disk = uuids.uuid4().hex, disk_of(target, _DISK)
     files_of_dense = [*source.manifest.dense.files, *source.manifest.state.files]
     total = sum(split.table.ids * split.table.row_bytes for split in splits.values())
     total += sum(file.bytes for file in files_of_dense)
-    with claimed(disk, target, uuid) as folder:
-        if is_taken(target):  # put in place from what a dead save left
-            raise FileExistsError(f"{target} exists already: give another path")
+    with claimed("checkpoint.save", disk, target, uuid):
         try:
             with (
                 progress_bar(f"{doing} {source.folder.name}", total, progress) as bar,
-                Folder(disk, folder, progress=bar.update) as to,
+                Folder(disk, new_files(target, uuid), progress=bar.update) as to,
             ):
                 tables = {name: _write_table(to, split) for name, split in splits.items()}
                 copied = {file.path: _copy(source.folder, to, file) for file in files_of_dense}
@@ -241,10 +238,15 @@ def write_parts(
             )
         except BaseException:
             with defer_signals():
-                disk.remove(folder)
+                abandon(disk, target, uuid)
             raise
         manifest = Manifest(uuid, FULL, None, parts, tables, [], dense, state)
-        finish_folder(disk, target, manifest)
+        finish_folder(disk, target, manifest, _check_absent)
+
+
+def _check_absent(path: Location) -> None:
+    if is_taken(path):
+        raise FileExistsError(f"{path} exists already: give another path")
 
 
 def _copy(source: Location, folder: Folder, file: SavedFile) -> SavedFile:

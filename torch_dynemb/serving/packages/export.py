@@ -17,12 +17,13 @@ from torch.utils import _pytree as pytree
 
 from torch_dynemb._version import __version__
 from torch_dynemb.argument_checks import described, flag
-from torch_dynemb.checkpoint.manifest.places import make_parents, unfinished
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.delta_log.reader import LogPosition
 from torch_dynemb.files.checksummed_files import ChecksummedWriter, FileChecksums
+from torch_dynemb.files.commit import claimed, commit
 from torch_dynemb.files.disk import Disk
-from torch_dynemb.files.locations import checked_path, local
+from torch_dynemb.files.locations import Location, checked_path, local
+from torch_dynemb.files.presence import is_there
 from torch_dynemb.files.tensor_file import TensorShape, header_of
 from torch_dynemb.nn.features import exports_for_compiled_code
 from torch_dynemb.ops.columns import LiveSlab, Meta
@@ -40,7 +41,6 @@ from torch_dynemb.serving.packages.inputs import inputs_of, outputs_of
 from torch_dynemb.serving.packages.manifest import (
     CODE,
     DENSE,
-    MANIFEST,
     TABLES,
     LivePart,
     PackageManifest,
@@ -135,11 +135,7 @@ def export(
     """
     target = checked_path("serving.export", path)
     _check_arguments(model, example_inputs, version)
-    if os.path.lexists(target):
-        raise FileExistsError(
-            f"serving.export: {target} exists: choose another path, for instance one by version, "
-            "or remove it"
-        )
+    _check_absent(target)
     flag("serving.export: missing", missing)
     position = None if base is None else position_of(base)
     frozen = _served_form(model, rows, headroom, keep)
@@ -157,11 +153,9 @@ def export(
     taken = inputs_of(program, named)
     given = outputs_of(program, named, counted=isinstance(frozen, CountsMissing))
     disk = Disk()
-    make_parents(disk, target)
     name = uuid.uuid4().hex
-    folder = local(unfinished(target, name))
-    try:
-        disk.make_folder(folder)
+    with claimed("serving.export", disk, target, name) as draft:
+        folder = local(draft)
         _compiler().aoti_compile_and_package(
             program, package_path=str(folder / CODE), inductor_configs=dict(_COMPILER)
         )
@@ -192,14 +186,16 @@ def export(
             base=package_base,
             unused=sorted(dense_state(frozen).keys() - constants.keys()),
         )
-        _write(disk, folder / MANIFEST, manifest_text(manifest))
-        disk.sync_folder(folder)
-        disk.rename(folder, target)
-        disk.sync_folder(target.parent)
-    except BaseException:
-        disk.remove(folder)
-        raise
+        commit(disk, target, name, manifest_text(manifest), _check_absent)
     return target
+
+
+def _check_absent(path: Location) -> None:
+    if is_there(path):
+        raise FileExistsError(
+            f"serving.export: {path} exists: choose another path, for instance one by version, "
+            "or remove it"
+        )
 
 
 def _check_arguments(model: object, example_inputs: object, version: object) -> None:
@@ -379,15 +375,6 @@ def _write_tensors(
         for name in names:
             writer.write(tensors[name].detach().cpu().contiguous())
         return writer.finish()
-    finally:
-        writer.close()
-
-
-def _write(disk: Disk, path: Path, text: bytes) -> None:
-    writer = ChecksummedWriter(disk, path)
-    try:
-        writer.write(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        writer.finish()
     finally:
         writer.close()
 

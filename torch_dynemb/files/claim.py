@@ -17,7 +17,7 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
-from torch_dynemb.checkpoint.file_names import UNFINISHED
+from torch_dynemb.files.disk import UNFINISHED
 
 _MOST_BYTES = 4096  # size of the file
 _BEGUN = f"{UNFINISHED}.new"  # the file before it is locked
