@@ -25,7 +25,7 @@ def test_failed_load_gives_the_memory_of_rows_back(tmp_path: Path) -> None:
     large.group.insert_or_assign(0, torch.arange(60_000), torch.ones(60_000, 256))
     checkpoint.save(tmp_path / "last", large)
     del large
-    (file,) = (tmp_path / "last" / "embedding").iterdir()
+    (file,) = (tmp_path / "last").glob("*/embedding/*")
     with file.open("r+b") as opened:
         opened.seek(-1, 2)
         opened.write(b"x")

@@ -226,6 +226,7 @@ def write_parts(
     total += sum(file.bytes for file in files_of_dense)
     with claimed("checkpoint.save", disk, target, uuid):
         try:
+            disk.make_folder(new_files(target, uuid))
             with (
                 progress_bar(f"{doing} {source.folder.name}", total, progress) as bar,
                 Folder(disk, new_files(target, uuid), progress=bar.update) as to,
