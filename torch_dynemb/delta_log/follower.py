@@ -17,13 +17,14 @@ from torch_dynemb.changes.batch import Batch
 from torch_dynemb.changes.commits import commit_of
 from torch_dynemb.checkpoint.file_names import MANIFEST
 from torch_dynemb.checkpoint.loading.load import load
+from torch_dynemb.checkpoint.manifest.file import read_manifest
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.delta_log.log_folder import base_folder, base_folders, newest_base
 from torch_dynemb.delta_log.reader import LogReader, batch_of, sinks_of
 from torch_dynemb.delta_log.sink import DeltaSink
 from torch_dynemb.delta_log.targets import FollowTarget, WholeTarget, target_of
 from torch_dynemb.errors import InUseError
-from torch_dynemb.files.locations import Location, is_url, location_of
+from torch_dynemb.files.locations import Location, is_url, local, location_of
 from torch_dynemb.files.presence import is_file
 from torch_dynemb.process.torch_modes import one_thread, plain_torch
 
@@ -255,7 +256,7 @@ def follow(
         >>> folder.cleanup()
     """
     check_dense("follow", dense)
-    sinks, target = sinks_of(log), target_of(model)
+    target = target_of(model)
     increment = isinstance(log, str | PathLike) and is_file(location_of("follow", log) / MANIFEST)
     if increment and is_url(log):
         raise ValueError(
@@ -267,6 +268,10 @@ def follow(
             f"follow: {log} is an increment, with the dense state outside its commit: give "
             "dense='keep', and load the dense state from checkpoint.open(path).dense()"
         )
+    if increment:  # its files are those of a log
+        log = local(location_of("follow", log))
+        log = log / read_manifest(log).uuid
+    sinks = sinks_of(log)
     if sequence is not None:
         if base is not None:
             raise ValueError(
