@@ -1,6 +1,15 @@
 """torch_dynemb: embedding tables without a vocabulary for PyTorch."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from torch_dynemb import checkpoint, delta_log, errors
+from torch_dynemb import nn as nn
+from torch_dynemb import ops as ops
+from torch_dynemb import optim as optim
+from torch_dynemb import policy as policy
+from torch_dynemb import retrieval as retrieval
+from torch_dynemb import serving as serving
 from torch_dynemb._version import __version__ as __version__
 from torch_dynemb.initializers import (
     ByColumn,
@@ -84,6 +93,15 @@ from torch_dynemb.table.host_state import EvictedIds
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.stats import TableStats
 
+if TYPE_CHECKING:
+    from torch_dynemb import migrate as migrate
+    from torch_dynemb import oneembedding as oneembedding
+    from torch_dynemb import recis as recis
+    from torch_dynemb import torchrec as torchrec
+
+_PACKAGES = ("nn", "ops", "optim", "policy", "retrieval", "serving")
+_WITH_MORE_PACKAGES = ("migrate", "oneembedding", "recis", "torchrec")
+
 __all__ = [
     "LAMB",
     "LARSSGD",
@@ -165,3 +183,14 @@ __all__ = [
     "table_optimizers",
     "top_k",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the packages that need more than torch when they are first used."""
+    if name in _WITH_MORE_PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_PACKAGES, *_WITH_MORE_PACKAGES, "__version__"})

@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 
 from public_names import listed_names, returned_records
 
+import torch_dynemb as td
+
 pytestmark = pytest.mark.cpu_only("reads docstrings")
 
 PACKAGES = (
@@ -236,6 +238,16 @@ def test_public_names_are_documented(package: str) -> None:
             for method, function in methods(thing):
                 found += problems(f"{name}.{method}", function, {})
     assert found == []
+
+
+def test_packages_of_the_reference_are_completed() -> None:
+    packages = {name.split(".")[1] for name in PACKAGES if name.count(".") == 1}
+    packages -= {"errors", "initializers", "storage", "table"}  # by single names of torch_dynemb
+    assert packages <= set(dir(td))
+    for name in dir(td):
+        assert getattr(td, name) is not None
+    with pytest.raises(AttributeError, match="module 'torch_dynemb' has no attribute 'nothing'"):
+        _ = td.nothing
 
 
 def test_the_reference_does_not_grow() -> None:
