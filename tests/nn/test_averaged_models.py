@@ -183,7 +183,7 @@ def test_state_dicts_that_are_averaged_in_place_are_refused() -> None:
     ):
         with pytest.raises(RuntimeError, match=r"\(ads\): values have been written to tensors of"):
             use()
-    average.dynamic.follows_parameters()
+    average.dynamic._follows_parameters()
     rows = average(torch.arange(3))[0]
     state = average.state_dict()
     state["dynamic.dim4.weights"].zero_()
@@ -244,7 +244,7 @@ def test_a_copy_whose_parameters_alone_are_averaged_is_refused(
     ):
         with pytest.raises(RuntimeError, match=stale):
             use()
-    average.dynamic.follows_parameters()
+    average.dynamic._follows_parameters()
     average(torch.arange(3))
     trained = copy.deepcopy(model)
     dense = torch.optim.Adam(trained.parameters(), weight_decay=0.1)

@@ -337,7 +337,7 @@ def test_evicted_ids_are_returned_or_kept() -> None:
 
     def trial(line: int) -> int:
         module = copy.deepcopy(start)
-        module.group.become(extension.take_over(module.group.tables, start.group.tables))
+        module.group._become(extension.take_over(module.group.tables, start.group.tables))
         taken: list[Any] = []
 
         def call() -> None:

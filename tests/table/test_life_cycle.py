@@ -267,7 +267,7 @@ def test_a_group_that_takes_over_keeps_what_is_no_tensor() -> None:
     )
     received: list[str] = []
     group.evicted.call(lambda name, _: received.append(name), records=8)
-    successor.become(extension.take_over(successor.tables, group.tables))
+    successor._become(extension.take_over(successor.tables, group.tables))
     for first in (0, 10):
         successor.insert(0, torch.arange(first, first + 4))
         successor.step()

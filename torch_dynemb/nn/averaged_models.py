@@ -54,7 +54,7 @@ def _tables_of(model: nn.Module) -> list[tuple[str, TableModule]]:
                 "torch_dynemb's own modules, such as DynamicEmbedding, are averaged: average the "
                 "model without it, or save checkpoints with torch_dynemb.checkpoint instead"
             )
-        if process_group_of(module.sharing_ranks) is not None:
+        if process_group_of(module._sharing_ranks) is not None:
             raise TypeError(
                 f"AveragedModel: model has a {type(module).__name__} at {path!r} with "
                 "process_group=: ranks share its rows, and only rows of one process are averaged: "
@@ -163,7 +163,7 @@ def _averages_rows(update: Any) -> Any:
                 _average_rows(self, pair)
             update(self, model)
             for pair in pairs:
-                pair.average.follows_parameters()
+                pair.average._follows_parameters()
 
     return update_parameters
 

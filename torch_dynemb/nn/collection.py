@@ -109,7 +109,7 @@ class Collection(TableModule):
             extended = table_extension.extend(self._group.tables, table)
             features = self._named_features(extended.config)
             with defer_signals():
-                self._group.become(extended)
+                self._group._become(extended)
                 self._set_features(features)
                 self._rebind_optimizer()
                 if self._optimizer is not None:

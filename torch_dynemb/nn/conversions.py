@@ -32,7 +32,7 @@ def _checked(original: Any) -> Any:
         if getattr(_local, "is_checked", False):  # of a model that has been asked
             return original(self, fn, *arguments, **keywords)
         for tables in _converted_in(self):
-            tables.check_conversion(fn)
+            tables._check_conversion(fn)
         _local.is_checked = True
         try:
             return original(self, fn, *arguments, **keywords)

@@ -43,7 +43,7 @@ def report_forgotten_step(module: Any) -> int:
     if backwards >= module._most_backwards():
         done = "have gathered gradients" if config.split else "have updated the rows"
         names = ", ".join(config.names[:3]) + (", ..." if len(config.names) > 3 else "")
-        optimizer.accumulation_is_known()
+        optimizer._accumulation_is_known()
         warnings.warn(
             f"{type(module).__name__} ({names}): {backwards} backwards {done} "
             f"{module._missing_step()}",

@@ -95,7 +95,7 @@ def _unscale_of(original: Any) -> Any:
         if not self.is_enabled():
             return
         if isinstance(optimizer, SplitOptimizer):
-            optimizer.check_own_step("GradScaler.unscale_")
+            optimizer._check_own_step("GradScaler.unscale_")
         original(self, optimizer)
         for tables, _ in _stepped_by(optimizer):
             tables.gradients_are_unscaled()
@@ -117,7 +117,7 @@ def _grads_of(original: Any) -> Any:
         )
         stepped = _stepped_by(optimizer)
         for tables, _ in stepped:
-            if tables.stepped_by is not None and tables.stepped_by() is optimizer:
+            if tables._stepped_by is not None and tables._stepped_by() is optimizer:
                 of_rows = original(self, tables, inv_scale, found_inf, *arguments)
                 for device, flag in of_rows.items():
                     found[device] = torch.maximum(found.get(device, flag), flag)
@@ -154,7 +154,7 @@ def _stepped_by(
         for row_optimizer in optimizers
         if isinstance(row_optimizer, SplitOptimizer)
         and (
-            (row_optimizer.stepped_by is not None and row_optimizer.stepped_by() is optimizer)
+            (row_optimizer._stepped_by is not None and row_optimizer._stepped_by() is optimizer)
             or any(id(parameter) in parameters for parameter in row_optimizer.stand_ins())
         )
     ]
@@ -184,7 +184,7 @@ def _check_backward(_: Tensor) -> None:
             "has changed"
         )
     split = [module for module in split_modules() if _is_reached(module.grad_anchor)]
-    if alone := [module for module in split if not module.shares_infinities]:
+    if alone := [module for module in split if not module._shares_infinities]:
         raise RuntimeError(
             f"GradScaler: ranks share the rows of {names_of(alone)}, and each would look for "
             "infinities in its own gradients alone, so ranks could skip different steps: train "

@@ -96,7 +96,7 @@ class StatefulModule(nn.Module):
             )
         return self._optimizer
 
-    def forget_gradients(self) -> None:
+    def _forget_gradients(self) -> None:
         """Forget the gradients of rows in split mode, for ``zero_grad()`` of a model."""
         if self._optimizer is not None:
             self._optimizer.zero_grad()
@@ -139,7 +139,7 @@ class StatefulModule(nn.Module):
     def _rebind_optimizer(self) -> None:
         """Give the optimizer the group's tensors after they have been replaced."""
         if self._optimizer is not None:
-            self._optimizer.rebind(rows=self._group.rows, end_step=self._step_end())
+            self._optimizer._rebind(rows=self._group.rows, end_step=self._step_end())
 
     def set_optimizer(self, config: OptimizerConfig) -> FusedOptimizer:
         """Give the tables an optimizer, or another one; the module is trainable then.
@@ -167,9 +167,9 @@ class StatefulModule(nn.Module):
         return self.optimizer
 
     def _take_optimizer(self, changed: Tables, optimizer: FusedOptimizer | None) -> None:
-        self._group.become(changed)
+        self._group._become(changed)
         if self._optimizer is not None:
-            self._optimizer.retire(
+            self._optimizer._retire(
                 "the tables got another optimizer by set_optimizer()", "module.optimizer"
             )
         self._optimizer = optimizer
@@ -185,7 +185,7 @@ class StatefulModule(nn.Module):
         return self.grad_anchor if anchor is None else anchor  # None: FSDP has replaced it
 
     @property
-    def sharing_ranks(self) -> RankGroup | None:
+    def _sharing_ranks(self) -> RankGroup | None:
         """The ranks that share the rows; None: they are of this process alone."""
         return self._ranks
 
@@ -214,7 +214,7 @@ class StatefulModule(nn.Module):
         self._check_not_averaged()
         if leaves_tables_out():
             return
-        check_caller(type(self).__name__, self._group.names, self.sharing_ranks)
+        check_caller(type(self).__name__, self._group.names, self._sharing_ranks)
         support_default_planner()
         entries = self._group.state.tensors()
         for name, tensor in entries.items():
@@ -225,7 +225,7 @@ class StatefulModule(nn.Module):
     @property
     def _rank_entry(self) -> str:
         """Beginning of names of entries; empty: this process has all rows."""
-        return rank_entry(self.sharing_ranks)
+        return rank_entry(self._sharing_ranks)
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """Return where ``torch.distributed.checkpoint.state_dict`` finds the beginnings of names.
@@ -257,7 +257,7 @@ class StatefulModule(nn.Module):
         load_entries(kind, state, self._rank_entry, state_dict, prefix, report)
         self._given_entries = ()  # what was written into them has been loaded
 
-    def check_conversion(self, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    def _check_conversion(self, fn: Callable[[Tensor], Tensor]) -> Tensor:
         """Raise the errors of ``to()`` and its kin that come before any change.
 
         Args:
@@ -289,7 +289,7 @@ class StatefulModule(nn.Module):
         return probe
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        probe = self.check_conversion(fn)
+        probe = self._check_conversion(fn)
         if probe.device != self._group.device:
             anchor = nn.Parameter(
                 self.grad_anchor.detach().to(probe.device),
@@ -298,12 +298,12 @@ class StatefulModule(nn.Module):
             with self._group.tables.changing(moves_rows=True):
                 moved = table_extension.on_device(self._group.tables, probe.device)
                 with defer_signals():
-                    self._group.become(moved)
+                    self._group._become(moved)
                     self.grad_anchor = anchor
                     self._own_anchor = (anchor,)
                     self._unwrapped_anchor = (anchor.detach().clone().requires_grad_(),)
                     if self._copied_anchor is not None:
-                        self.follows_parameters()
+                        self._follows_parameters()
                     self._rebind_optimizer()
         return self
 
@@ -329,10 +329,10 @@ class StatefulModule(nn.Module):
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        twin.follows_parameters()
+        twin._follows_parameters()
         return twin
 
-    def follows_parameters(self) -> None:
+    def _follows_parameters(self) -> None:
         """Declare that the rows are right as they are, after ``parameters()`` have been written to.
 
         A copy of a module refuses to be used after values have been written to its parameters, as

@@ -40,7 +40,7 @@ class StepWith:
         self._time: int | None = None
         self._optimizer = weakref.ref(optimizer)
         self._tables = self._found()
-        if now is not None and not any(tables.keeps_time() for tables in self._tables):
+        if now is not None and not any(tables._keeps_time() for tables in self._tables):
             raise ValueError(
                 "step_with: now is given, but no table keeps times: leave it out, or give a table "
                 "policy=Policy(score='timestamp') or a ttl"
@@ -78,7 +78,7 @@ class StepWith:
 
     def _take_steps(self, by: weakref.ref[torch.optim.Optimizer] | None) -> None:
         for tables in self._tables:
-            tables.stepped_by = by
+            tables._stepped_by = by
 
     def _found(self) -> list[FusedOptimizer]:
         """Find the optimizers that the tables have now."""
@@ -89,7 +89,7 @@ class StepWith:
                 "trainable dynamic tables, expected the model that has them"
             )
         for tables in found:
-            by = None if tables.stepped_by is None else tables.stepped_by()
+            by = None if tables._stepped_by is None else tables._stepped_by()
             if by is not None:
                 names = [group["name"] for group in tables.param_groups]
                 raise ValueError(
@@ -99,13 +99,13 @@ class StepWith:
         return found
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if any(tables.is_retired for tables in self._tables):  # set_optimizer() has been called
+        if any(tables._is_retired for tables in self._tables):  # set_optimizer() has been called
             self._take_steps(None)
             self._tables = self._found()
             self._take_steps(self._optimizer)
         self._time = self._now() if callable(self._now) else self._now
         for tables in self._tables:
-            tables.check_step(self._time_of(tables))
+            tables.check_step(self._time)
             if isinstance(tables, SplitOptimizer) and not _scale_of(optimizer):
                 tables.check_unscaled("optimizer.step", "call scaler.step(optimizer)")
 
@@ -115,14 +115,11 @@ class StepWith:
             for name, value in scale.items():
                 setattr(tables, name, value)
             try:
-                with tables.stepping():
-                    tables.step(now=self._time_of(tables))
+                with tables._stepping():
+                    tables.step(now=self._time)
             finally:
                 for name in scale:
                     delattr(tables, name)
-
-    def _time_of(self, tables: FusedOptimizer) -> int | None:
-        return self._time if self._time is not None and tables.keeps_time() else None
 
 
 def _scale_of(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

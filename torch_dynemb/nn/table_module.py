@@ -350,7 +350,7 @@ class TableModule(StatefulModule):
             tables, *batch.index_arguments, feature_policies, scores=scores, counts=counts
         )
 
-    def handles_of(self, batch: LookupBatch) -> tuple[Tensor, nn.Parameter | None]:
+    def _handles_of(self, batch: LookupBatch) -> tuple[Tensor, nn.Parameter | None]:
         """Find ids as :meth:`forward` does: in training new ones get a row.
 
         Args:
@@ -385,13 +385,13 @@ class TableModule(StatefulModule):
         return self._ranks is not None and self._ranks.size == dist.get_world_size()
 
     @property
-    def shared_rows(self) -> SharedRows | None:
+    def _shared_rows(self) -> SharedRows | None:
         """The ranks that have one norm of gradients; see :func:`torch_dynemb.clip_grad_norm_`."""
-        process_group = process_group_of(self.sharing_ranks)
+        process_group = process_group_of(self._sharing_ranks)
         return None if process_group is None else SharedRows(process_group, self._group.device)
 
     @property
-    def shares_infinities(self) -> bool:
+    def _shares_infinities(self) -> bool:
         """Whether all ranks that share the rows learn of an infinity that GradScaler finds."""
         return True
 
@@ -406,7 +406,7 @@ class TableModule(StatefulModule):
 
 def _optimizers_in(module: TableModule) -> RowOptimizers:
     optimizers = [] if module._optimizer is None else [module._optimizer]
-    return RowOptimizers(optimizers, module.shared_rows, module._anchor())
+    return RowOptimizers(optimizers, module._shared_rows, module._anchor())
 
 
 register_module(TableModule, optimizers=_optimizers_in)

@@ -27,7 +27,7 @@ def _with_rows(original: Any) -> Any:
         original(self, *arguments, **keywords)
         tables = registered_in(self)
         for module in tables:
-            module.forget_gradients()
+            module._forget_gradients()
         for module in set(self.modules()).difference(tables):  # such as TorchRec's collections
             for optimizer in row_optimizers(module).optimizers:
                 optimizer.zero_grad()

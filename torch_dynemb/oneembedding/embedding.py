@@ -251,7 +251,7 @@ class Embedding(OptimizedLater):
     # -- optimizer -------------------------------------------------------------------------------
 
     @property
-    def sharing_ranks(self) -> RankGroup | None:
+    def _sharing_ranks(self) -> RankGroup | None:
         """The ranks that share the rows; None: they are of this process alone."""
         return self.rank_group
 

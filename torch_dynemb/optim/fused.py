@@ -31,7 +31,7 @@ class ParamGroup(dict[str, Any]):
         self._row = row
         self._columns = columns
 
-    def rebind(self, row: Tensor) -> None:
+    def _rebind(self, row: Tensor) -> None:
         """Write to another tensor from now on."""
         self._row = row
 
@@ -87,12 +87,11 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     Attributes:
         lookups_since_step: at most so many backwards of eager training on the CPU there were.
-        stepped_by: the optimizer that ends the steps of these tables, see
-            :func:`torch_dynemb.step_with`; or None.
     """
 
     lookups_since_step = 0
-    stepped_by: weakref.ref[torch.optim.Optimizer] | None = None
+    # ends the steps of these tables, see torch_dynemb.step_with
+    _stepped_by: weakref.ref[torch.optim.Optimizer] | None = None
     _is_stepping = False
     # Lookups of compiled code are not counted: so many more of its steps ask the kernels for the
     # number of backwards; -1: no step asks.
@@ -112,7 +111,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._rows = rows
         self._end_step = end_step
         self._check_step = check_step
-        self.keeps_time = keeps_time
+        self._keeps_time = keeps_time
         self._tables = len(names)
         self._config = config
         self._complete = False
@@ -134,7 +133,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         ]
         self._complete = True
 
-    def rebind(self, *, rows: RowTensors, end_step: Callable[[int | None], None]) -> None:
+    def _rebind(self, *, rows: RowTensors, end_step: Callable[[int | None], None]) -> None:
         """Follow the tables to another device; param groups stay the same objects.
 
         Args:
@@ -144,10 +143,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._rows, self._end_step = rows, end_step
         for table, group in enumerate(self.param_groups):
             if isinstance(group, ParamGroup):
-                group.rebind(rows.hyper.data[table])
+                group._rebind(rows.hyper.data[table])
 
     def add_table(self, name: str) -> None:
-        """Add the param group of a table that was added to the group; call :meth:`rebind` first.
+        """Add the param group of a table that was added to the group; call :meth:`_rebind` first.
 
         Existing schedulers do not know the table: torch's keep one learning rate per param group.
 
@@ -249,7 +248,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 f"optimizer.step: closure is {described(closure)}, expected a function or None"
             )
         if not self._is_stepping:
-            self.check_own_step("module.optimizer.step")
+            self._check_own_step("module.optimizer.step")
         self.check_step(now)
         now = None if now is None else int(now)
         loss = None
@@ -285,7 +284,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self._check_step is not None:
             self._check_step(now)
 
-    def check_own_step(self, call: str) -> None:
+    def _check_own_step(self, call: str) -> None:
         """Check that no other optimizer ends the steps, which would count twice.
 
         Args:
@@ -294,7 +293,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: :func:`torch_dynemb.step_with` has another optimizer end them.
         """
-        by = None if self.stepped_by is None else self.stepped_by()
+        by = None if self._stepped_by is None else self._stepped_by()
         if by is not None:
             names = [group["name"] for group in self.param_groups]
             raise RuntimeError(
@@ -303,7 +302,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             )
 
     @contextmanager
-    def stepping(self) -> Iterator[None]:
+    def _stepping(self) -> Iterator[None]:
         """Allow :meth:`step` although another optimizer ends the steps: it makes this call."""
         self._is_stepping = True
         try:
@@ -311,7 +310,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         finally:
             self._is_stepping = False
 
-    def accumulation_is_known(self) -> None:
+    def _accumulation_is_known(self) -> None:
         """Turn off the warning of :meth:`step` about several backwards."""
         self._watched_steps = -1
 
@@ -326,7 +325,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         backwards = self.updates_since_step()
         if backwards < 2:
             return
-        self.accumulation_is_known()
+        self._accumulation_is_known()
         names = ", ".join(str(group["name"]) for group in self.param_groups[:3])
         names += ", ..." if len(self.param_groups) > 3 else ""
         warnings.warn(
@@ -349,11 +348,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Do nothing: backward has applied the gradients."""
 
     @property
-    def is_retired(self) -> bool:
+    def _is_retired(self) -> bool:
         """Whether the tables have got another optimizer."""
         return self._retired is not None
 
-    def retire(self, why: str, instead: str) -> None:
+    def _retire(self, why: str, instead: str) -> None:
         """Make :meth:`step` raise RuntimeError, after the tables got another optimizer.
 
         Args:

@@ -111,13 +111,13 @@ class SplitOptimizer(FusedOptimizer):
         self._sort = sort
         self._show_gradients()
 
-    def rebind(self, *, rows: RowTensors, end_step: Callable[[int | None], None]) -> None:
+    def _rebind(self, *, rows: RowTensors, end_step: Callable[[int | None], None]) -> None:
         """Follow the tables to another device, or to other dims.
 
         Args:
-            rows, end_step: as in :meth:`FusedOptimizer.rebind`.
+            rows, end_step: as in :meth:`FusedOptimizer._rebind`.
         """
-        super().rebind(rows=rows, end_step=end_step)
+        super()._rebind(rows=rows, end_step=end_step)
         self._plain = False
         self._show_gradients()
 

@@ -99,7 +99,7 @@ def _tables_of_module(module: TableModule, path: str) -> Iterable[TablePart]:
             # the one table of these modules may be unnamed
             name = path or UNNAMED
         yield TablePart(
-            name, group, number, config.embedding_dim, ids=own_slots(module.sharing_ranks)
+            name, group, number, config.embedding_dim, ids=own_slots(module._sharing_ranks)
         )
 
 

@@ -41,7 +41,7 @@ def look_up_beside(module: TableModule, batch: LookupBatch, draw: Callable[[], T
             [m].
     """
     tables = module.group.tables
-    handles, anchor = module.handles_of(batch)
+    handles, anchor = module._handles_of(batch)
     others = draw()
     found = lookup.find(tables, others, *batch.index_arguments[1:]).handles
     whole = batch._replace(ids=torch.cat([batch.ids, others]))

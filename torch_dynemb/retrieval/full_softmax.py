@@ -79,7 +79,7 @@ class FullSoftmaxLoss(ItemLoss):
                 "leave fullgraph=True out, or call it outside of torch.compile"
             )
         batch = LookupBatch.of_rows(positive_ids, items.tables.one_bag, [items.table], items.dim)
-        handles, anchor = items.module.handles_of(batch)
+        handles, anchor = items.module._handles_of(batch)
         if anchor is None:
             check_not_empty(type(self).__name__, items)
         listed = _ListedIds.of(items, self.chunk)

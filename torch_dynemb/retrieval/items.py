@@ -38,7 +38,7 @@ class Items(NamedTuple):
     @property
     def shared(self) -> bool:
         """Whether other ranks have some of the rows."""
-        return self.module.shared_rows is not None
+        return self.module._shared_rows is not None
 
 
 def items_of(owner: str, items: nn.Module, table: int | str | None) -> Items:

@@ -174,8 +174,8 @@ def _live_source(owner: str, items: TableModule, table: int | str | None) -> _Se
             wanted = LookupBatch.of_rows(batch.ids, tables.one_bag, [number], dim)
             yield _Candidates(batch.ids, ops.embedding_inference(rows, wanted, handles), None)
 
-    shared = items.shared_rows is not None
-    ranks = items.sharing_ranks if shared else None
+    shared = items._shared_rows is not None
+    ranks = items._sharing_ranks if shared else None
     return _Searched(dim, tables.device, candidates, ranks, tables.config.names[number])
 
 

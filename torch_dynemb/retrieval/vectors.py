@@ -87,7 +87,7 @@ def _found(owner: str, model: nn.Module, table: str) -> tuple[TableGroup, int]:
             f"{owner}: table is {table!r}, of which the model has {len(found)}, expected one of "
             f"{known}"
         )
-    if found[0].shared_rows is not None:
+    if found[0]._shared_rows is not None:
         raise ValueError(
             f"{owner}: ranks share table {table!r}, of which this one has a part: save the model "
             "with torch_dynemb.checkpoint.save, and load it into one without process_group"

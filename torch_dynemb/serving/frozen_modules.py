@@ -233,7 +233,7 @@ def _register(kind: type[TableModule], frozen: Callable[[Any, TableGroup], nn.Mo
 
     def copy_of(source: TableModule, choices: Choices) -> nn.Module | None:
         owner = f"freeze: {type(source).__name__} {source.group.names}"
-        ranks = process_group_of(source.sharing_ranks)
+        ranks = process_group_of(source._sharing_ranks)
         group = whole_group(owner, source.group, ranks, choices)
         return None if group is None else frozen(source, group)
 

@@ -25,7 +25,7 @@ class _Owner(Protocol):
     @property
     def tables(self) -> Tables: ...
 
-    def become(self, tables: Tables) -> None: ...
+    def _become(self, tables: Tables) -> None: ...
 
 
 class Evictions:
@@ -84,7 +84,7 @@ class Evictions:
             self._become(_recording(tables, records, rows, callback))
 
     def _become(self, tables: Tables) -> None:
-        self._group.become(tables)
+        self._group._become(tables)
         for replaced in tables.evictions.replaced[-1:]:
             replaced[0].zero_()  # its records are dropped
 

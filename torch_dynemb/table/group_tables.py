@@ -105,9 +105,9 @@ class GroupTables:
         """
         self._check_no_owner("to")
         with self._tables.changing(moves_rows=True):
-            self.become(extension.on_device(self._tables, device))
+            self._become(extension.on_device(self._tables, device))
 
-    def become(self, tables: Tables) -> None:
+    def _become(self, tables: Tables) -> None:
         """Replace the tables by others, in one assignment.
 
         The backward of a lookup in the former tables raises RuntimeError.
@@ -119,7 +119,7 @@ class GroupTables:
         before.check_own()
         self._tables = tables
         if tables.rows.row_clock is not before.rows.row_clock:
-            before.retire()
+            before._retire()
 
     def _check_no_owner(self, method: str) -> None:
         if self.owner is not None:
@@ -146,7 +146,7 @@ class GroupTables:
         check_tables("add_table", [table])
         self._check_no_owner("add_table")
         with self._tables.changing(moves_rows=True):
-            self.become(extension.extend(self._tables, table))
+            self._become(extension.extend(self._tables, table))
         return len(self.config.tables) - 1
 
     def set_optimizer(self, config: OptimizerConfig) -> None:
@@ -162,7 +162,7 @@ class GroupTables:
         """
         self._check_no_owner("set_optimizer")
         with self._tables.changing(moves_rows=True):
-            self.become(extension.reoptimize(self._tables, config))
+            self._become(extension.reoptimize(self._tables, config))
 
     # -- copies --------------------------------------------------------------------------------
 

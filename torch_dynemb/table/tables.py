@@ -144,7 +144,7 @@ class Tables:
         with ops.locked(self.lock_words(), moves_rows=moves_rows):
             yield
 
-    def retire(self) -> None:
+    def _retire(self) -> None:
         """Make backwards of these tables raise RuntimeError, after others have replaced them."""
         clock = self.rows.row_clock.data  # .data: the op raises, not autograd
         clock[len(self.config.tables) + RowClock.UPDATES] = TABLES_REPLACED

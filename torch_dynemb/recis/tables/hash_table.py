@@ -145,7 +145,7 @@ class HashTable(OptimizedLater):
     # -- optimizer -------------------------------------------------------------------------------
 
     @property
-    def sharing_ranks(self) -> RankGroup | None:
+    def _sharing_ranks(self) -> RankGroup | None:
         """The ranks of an engine that share the rows; None: they are of this process alone."""
         return self.rank_group
 
@@ -474,9 +474,9 @@ class HashTable(OptimizedLater):
 
     def clear_grad(self) -> None:
         """Drop the pending gradients."""
-        super().forget_gradients()
+        super()._forget_gradients()
 
-    def forget_gradients(self) -> None:
+    def _forget_gradients(self) -> None:
         """Do nothing: a model's ``zero_grad()`` may come in the middle of an accumulation."""
 
     # -- state -----------------------------------------------------------------------------------

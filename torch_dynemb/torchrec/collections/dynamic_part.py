@@ -415,8 +415,8 @@ class DynamicPart(BatchPart):
         self._output_order = None if order == self.output_names() else order
         for tables in moved:
             if not any(tables is of for of in stay):
-                tables.optimizer.retire(_MOVED, _INSTEAD)
-                tables.group.tables.retire()
+                tables.optimizer._retire(_MOVED, _INSTEAD)
+                tables.group.tables._retire()
 
     def update_shards(
         self, changed_sharding_params: Any, env: Any = None, device: Any = None

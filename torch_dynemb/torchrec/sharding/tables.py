@@ -206,7 +206,7 @@ class ShardTables(TableModule):
             output = padded.flatten()[self._vbe_order(strides, offsets.device)]
         if output.requires_grad:
             output.register_hook(self._backward_begins)
-        elif super().learns() and not self.shares_infinities:
+        elif super().learns() and not self._shares_infinities:
             output.requires_grad_()  # the backward of other ranks waits for that of this one
         return output
 
@@ -376,7 +376,7 @@ class ShardTables(TableModule):
         return True
 
     @property
-    def shares_infinities(self) -> bool:
+    def _shares_infinities(self) -> bool:
         """Whether this process has all ranks' rows: shards do not know the ranks of the others."""
         world = default_group()
         return world is None or world.size() == 1
