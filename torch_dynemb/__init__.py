@@ -1,6 +1,6 @@
 """torch_dynemb: embedding tables without a vocabulary for PyTorch."""
 
-from torch_dynemb import checkpoint, delta_log, errors
+from torch_dynemb import checkpoint, delta_log, errors, migrate, serving
 from torch_dynemb._version import __version__ as __version__
 from torch_dynemb.initializers import (
     ByColumn,
@@ -155,12 +155,14 @@ __all__ = [
     "freeze",
     "hash_strings",
     "in_batch_softmax_loss",
+    "migrate",
     "prefetched",
     "private_to_rank",
     "register_admission",
     "register_module",
     "replace_embeddings",
     "restore_torch",
+    "serving",
     "step_with",
     "table_optimizers",
     "top_k",
