@@ -98,6 +98,25 @@ def test_a_filled_model_is_replaced(path: Path) -> None:
     assert differences(as_saved(model), as_saved(other)) == []
 
 
+@pytest.mark.parametrize("name", ["items", "other", None])
+def test_a_table_may_have_another_name(path: Path, name: str | None) -> None:
+    policy = td.Policy(score="frequency", admission=td.AdmitFrequent(2))
+    options = {"optimizer": td.Adam(lr=0.1), "policy": policy}
+    ids = torch.arange(10)
+    items = td.DynamicEmbedding(4, name="items", **options)
+    for seen in (ids, ids, ids + 5):
+        items(seen).sum().backward()
+        items.optimizer.step()
+    checkpoint.save(path, items)
+    twin = td.DynamicEmbedding(4, name=name, **options)
+    assert checkpoint.load(path, twin).tables["embedding"].exact
+    for table in (items, twin):
+        table(ids + 5).square().sum().backward()  # admits the ids from 10 on
+        table.optimizer.step()
+    assert len(twin) == len(items) == 15
+    assert torch.equal(items.eval()(ids + 5), twin.eval()(ids + 5))
+
+
 def test_rows_that_were_looked_up_only_are_saved(path: Path) -> None:
     model = Net()
     model.user(torch.arange(1, 9))

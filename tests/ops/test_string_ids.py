@@ -142,12 +142,13 @@ def test_nulls_have_the_id_that_they_are_given_or_are_refused(values: Any) -> No
         (["a", 3], TypeError, r"values\[1\] is 3, expected a str, bytes or None"),
         (np.arange(3), TypeError, r"values\[0\] is 0, expected a str"),
         (pa.array([1, 2]), TypeError, "a pyarrow array of int64, expected strings"),
+        (pa.table({"ad": ["a"]}), TypeError, "values is a Table, expected a list, an array"),
         (pd.Series([1, 2]), TypeError, r"values\[0\] is 1, expected a str"),
         (pd.DataFrame({"ad": ["a"]}), TypeError, "or a Series of pandas: a column of a data"),
         (["a", "\ud800"], ValueError, r"values\[1\] is '\\ud800', expected text that UTF-8"),
         (np.array(["a", "\ud800"]), ValueError, r"values\[1\] is '\\ud800', expected text"),
     ],
-    ids=["str", "element", "integers", "arrow", "series", "frame", "surrogate", "numpy"],
+    ids=["str", "element", "integers", "arrow", "table", "series", "frame", "surrogate", "numpy"],
 )
 def test_other_values_are_refused_by_name(values: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):

@@ -77,12 +77,13 @@ def test_wrong_scores_are_refused() -> None:
             group.scores.set(0, ids, values)
     assert group.scores.get(0, torch.arange(3)).scores.tolist() == [0, 0, 0]
     without = make_group("none")
-    for call in (
-        lambda: without.scores.get(0, torch.arange(3)),
-        lambda: without.scores.set(0, torch.arange(3), torch.arange(3)),
-        lambda: group.scores.get(0, torch.arange(3), score="frequency"),
+    none, other = "keeps no score", "does not keep score 'frequency'"
+    for call, lacks in (
+        (lambda: without.scores.get(0, torch.arange(3)), none),
+        (lambda: without.scores.set(0, torch.arange(3), torch.arange(3)), none),
+        (lambda: group.scores.get(0, torch.arange(3), score="frequency"), other),
     ):
-        with pytest.raises(ValueError, match=r"does not keep score '\w+': create .* policy=Policy"):
+        with pytest.raises(ValueError, match=rf"{lacks}: create .* policy=Policy"):
             call()
 
 

@@ -52,7 +52,7 @@ def hash_strings(values: Any, *, null: int | None = None) -> Tensor:
     if null is not None:
         null = integer("hash_strings: null", null)
     package = type(values).__module__.partition(".")[0]
-    if package == "pyarrow":
+    if package == "pyarrow" and hasattr(values, "is_null"):
         hashes, nulls = _of_arrow(values)
     elif package == "pandas" and hasattr(values, "array"):
         hashes, nulls = _of_pandas(values)

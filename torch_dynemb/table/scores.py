@@ -32,9 +32,10 @@ def score_word(tables: Tables, table: int, score: str | None, call: str = "Table
     undecayed = name == "decayed" and tables.config.tables[table].policy.half_life_ticks == 0
     kept = name in tables.config.layout.score_words and not undecayed
     if not kept or (score is None and name == "none"):
+        lacks = "keeps no score" if name == "none" else f"does not keep score {name!r}"
         raise ValueError(
-            f"{call}: table {tables.config.tables[table].name!r} does not keep score {name!r}: "
-            f"create it with policy=Policy(score={'step' if name == 'none' else name!r})"
+            f"{call}: table {tables.config.tables[table].name!r} {lacks}: create it with "
+            f"policy=Policy(score={'step' if name == 'none' else name!r})"
         )
     return tables.config.layout.score_words.index(name)
 

@@ -6,7 +6,7 @@ group can load.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -158,9 +158,9 @@ class ExactLoad(GroupLoad):
     # -- index -----------------------------------------------------------------------------------
 
     def _read_state(self, path: Location, saved: SavedGroup) -> dict[str, Tensor]:
-        """Read and check the group's file. Names are those of this group's slabs."""
+        """Read and check the group's file. Names are those of this group's tables and slabs."""
         tables = self._tables
-        state = read_tensors(path, saved.file.sums)
+        state = _renamed(read_tensors(path, saved.file.sums), tables.config.names)
         slabs = _saved_slabs(tables.config, saved)
         assert slabs is not None
         free = {slab.name: state.pop(_free_rows(slab), None) for slab in slabs}
@@ -334,6 +334,18 @@ class ExactLoad(GroupLoad):
         self.loader.end()
         state.clear()
         self._by_row.clear()
+
+
+def _renamed(state: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    """Rename the tables of a file to this group's: a file has the saved group's, in order."""
+    saved = (name.removesuffix(".buckets") for name in state if name.endswith(".buckets"))
+    own = dict(zip(saved, names, strict=False))
+    renamed = {}
+    for name, tensor in state.items():
+        table, _, kind = name.rpartition(".")
+        ours = kind in ("buckets", "scores", "counts") and table in own
+        renamed[f"{own[table]}.{kind}" if ours else name] = tensor
+    return renamed
 
 
 def _free_rows(slab: SlabConfig) -> str:
