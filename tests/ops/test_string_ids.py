@@ -87,6 +87,8 @@ BYTES = [word.encode() for word in WORDS]
         pd.Series(WORDS, dtype=pd.ArrowDtype(pa.large_string())),
         pd.Series(WORDS, dtype="category"),
         pd.Index(WORDS),
+        pd.Series(WORDS).array,
+        pd.Categorical(WORDS),
     ],
     ids=lambda values: (
         f"{type(values).__name__}-{getattr(values, 'dtype', getattr(values, 'type', ''))}"
@@ -117,6 +119,7 @@ def test_no_strings(values: Any) -> None:
         ["a", None, "bar"],
         np.array(["a", None, "bar"], dtype=object),
         ["a", float("nan"), "bar"],
+        ["a", pd.NA, "bar"],
         pa.array(["a", None, "bar"]),
         pa.array(["a", None, "bar"]).dictionary_encode(),
         pa.DictionaryArray.from_arrays([0, 1, 2], pa.array(["a", None, "bar"])),

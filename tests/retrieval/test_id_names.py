@@ -54,6 +54,7 @@ def test_the_name_added_longest_ago_goes_first() -> None:
     names.add(torch.tensor([1]), ["a"])
     names.add(torch.tensor([4]), ["d"])
     assert names.of(torch.arange(5)) == [None, "a", None, "c", "d"]
+    assert repr(names) == "IdNames(3 names, capacity=3)"
 
 
 def test_another_string_of_an_id_is_counted_and_the_first_one_stays() -> None:

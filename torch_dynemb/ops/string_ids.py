@@ -54,7 +54,7 @@ def hash_strings(values: Any, *, null: int | None = None) -> Tensor:
     package = type(values).__module__.partition(".")[0]
     if package == "pyarrow" and hasattr(values, "is_null"):
         hashes, nulls = _of_arrow(values)
-    elif package == "pandas" and hasattr(values, "array"):
+    elif package == "pandas" and hasattr(values, "dtype"):
         hashes, nulls = _of_pandas(values)
     elif isinstance(values, np.ndarray):
         hashes, nulls = _of_numpy(values.reshape(-1))
@@ -170,7 +170,9 @@ def _encoded(value: object, place: int) -> bytes:
 
 
 def _is_null(value: object) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    if isinstance(value, float):
+        return math.isnan(value)
+    return value is None or type(value).__name__ == "NAType"  # of pandas
 
 
 def _of_numpy(values: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
@@ -190,14 +192,14 @@ def _of_numpy(values: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
 
 
 def _of_pandas(values: Any) -> tuple[Tensor, Tensor]:
-    """Hash a Series or an Index of pandas, which this module does not import."""
-    array = values.array
+    """Hash a Series, an Index or an array of pandas, which this module does not import."""
+    array = getattr(values, "array", values)
     if hasattr(array, "categories"):
         hashes, absent = _of_pandas(array.categories)
         return _of_words(hashes, absent, torch.from_numpy(np.array(array.codes, np.int64)))
     if "pyarrow" in (str(getattr(array.dtype, "storage", "")), str(array.dtype)[-8:-1]):
         return _of_arrow(array.__arrow_array__())
-    return _of_list(values.to_numpy(dtype=object, na_value=None).tolist())
+    return _of_list(array.to_numpy(dtype=object, na_value=None).tolist())
 
 
 def _of_words(hashes: Tensor, absent: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:

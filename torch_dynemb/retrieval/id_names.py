@@ -50,6 +50,9 @@ class IdNames:
     def __len__(self) -> int:
         return len(self._names)
 
+    def __repr__(self) -> str:
+        return f"IdNames({len(self)} names, capacity={self.capacity})"
+
     def add(self, ids: Tensor, values: Any) -> None:
         """Remember the strings of ids. Each distinct id costs about a microsecond.
 
