@@ -99,6 +99,17 @@ def test_drafts_of_dead_writers_are_removed(path: Path) -> None:
     assert found(path) == "new"
 
 
+def test_a_checkpoint_of_its_own_within_a_folder_stays(path: Path) -> None:
+    replace(Disk(), path, "old")
+    (path / uuid4().hex).mkdir()  # left by a dead save
+    inner = path / uuid4().hex  # the name of a run, say
+    replace(Disk(), inner, "inner")
+    replace(Disk(), path, "new")
+    assert (inner / str(uuid_at(inner)) / "rows").read_text() == "inner"
+    shutil.rmtree(inner)
+    assert found(path) == "new"
+
+
 def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "last"
     replace(Disk(), path, "other")

@@ -200,7 +200,8 @@ def _settle(disk: Disk, path: Path, own: Path) -> None:
     with suppress(OSError):
         (path / UNFINISHED).unlink()
     for name in names_in(path):
-        if _UUID.fullmatch(name) and name != named:
+        # a folder with a manifest is a checkpoint of its own
+        if _UUID.fullmatch(name) and name != named and not is_file(path / name / MANIFEST):
             disk.remove(path / name)
 
 
