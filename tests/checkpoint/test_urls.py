@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import fsspec
 import pytest
@@ -122,9 +123,13 @@ def test_files_of_dead_saves_are_removed_after_a_day(model: torch.nn.ModuleDict)
     [left] = files()
     checkpoint.save(URL, top)
     assert left in files()  # its save may still run
-    STORE.store[left].modified = datetime.now(timezone.utc) - timedelta(days=2)
+    inner = f"{URL}/{uuid4().hex}"  # the name of a run, say
+    checkpoint.save(inner, top)
+    for file in STORE.store.values():
+        file.modified = datetime.now(timezone.utc) - timedelta(days=2)
     checkpoint.save(URL, top)
     assert left not in files()
+    checkpoint.load(inner, top)
 
 
 def test_a_folder_with_other_files_is_refused(model: torch.nn.ModuleDict) -> None:

@@ -174,6 +174,9 @@ def test_scores_move_the_clocks_on() -> None:
 def test_ids_that_wait_for_admission_go_on_counting() -> None:
     items = table(policy=td.Policy(admission=td.AdmitFrequent(5)))
     source = Given([batch(IDS, rows())])
+    source.counted = CountedIds(torch.tensor([77, 7]), torch.tensor([4]))
+    with pytest.raises(ValueError, match=r"has 2 ids that wait .* 1 counts, expected a count for"):
+        migrate.load(items, source)
     source.counted = CountedIds(torch.tensor([77, 7]), torch.tensor([4, 2]))  # 7 has a row
     migrate.load(items, source)
     counted = read_counts(items.group.tables, 0)

@@ -353,6 +353,8 @@ def _remove_dead(disk: Disk, url: Url, own: str) -> None:
         dead = last is not None and datetime.now(timezone.utc) - last > _DEAD_AFTER
         if not dead or name == uuid_at(url):
             continue
+        if _UUID.fullmatch(name) and is_file(url / name / MANIFEST):
+            continue  # a checkpoint of its own
         if _UUID.fullmatch(name):
             disk.remove(url / name)
         else:

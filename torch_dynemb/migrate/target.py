@@ -173,6 +173,11 @@ class Target:
                 self.left_out += ("counts of admission",)
             return
         ids, counts = counted.ids.cpu(), counted.counts.cpu()
+        if ids.shape != counts.shape:
+            raise ValueError(
+                f"{self._source.name} has {ids.numel()} ids that wait for admission and "
+                f"{counts.numel()} counts, expected a count for each id"
+            )
         waiting = ~torch.isin(ids, self.into.whole.ids)  # ids with a row no longer wait
         self.into.take_counted([CountedIds(ids[waiting], counts[waiting])])
 

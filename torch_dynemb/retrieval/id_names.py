@@ -32,9 +32,10 @@ class IdNames:
         ValueError: capacity is below 1.
 
     Example:
-        >>> names = IdNames(capacity=1000)
+        >>> import torch_dynemb as td
+        >>> names = td.IdNames(capacity=1000)
         >>> words = ["foo", "bar", "foo", None]
-        >>> ids = torch_dynemb.hash_strings(words, null=0)
+        >>> ids = td.hash_strings(words, null=0)
         >>> names.add(ids, words)
         >>> names.of(ids[1:]), len(names)
         (['bar', 'foo', None], 2)
