@@ -148,7 +148,7 @@ def save(
         TypeError, ValueError: a wrong argument, inconsistent tables, or an entry that would need
             pickling.
         FileExistsError: ``path`` exists but is not a checkpoint. Files of other programs
-            beside its manifest stay.
+            beside its manifest stay; folders named by 32 hexadecimal digits are those of saves.
         FileNotFoundError: ``since`` is not a checkpoint.
         InUseError: another process saves to ``path``, another save runs in the background, or
             another thread trains or changes the model.
