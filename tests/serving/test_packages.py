@@ -409,6 +409,7 @@ def test_an_export_that_fails_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_an_export_that_is_not_on_the_disk_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
