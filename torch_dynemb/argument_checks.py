@@ -159,6 +159,14 @@ def duration(owner: str, value: str, expected: str = "a text such as '7d' or '12
     return int(float(found[1]) * _UNITS[found[2]])
 
 
+def seconds(owner: str, value: object, **bounds: int) -> int:
+    """Return seconds, from an int or a text such as ``"7d"``; see :func:`integer`."""
+    expected = "seconds, or a text such as '7d' or '12h'"
+    if isinstance(value, str):
+        value = duration(owner, value, f"expected {expected}")
+    return integer(owner, value, what=expected, **bounds)
+
+
 def tensor(owner: str, value: object, expected: str = "a Tensor") -> Tensor:
     """Return ``value``, which must be a strided tensor.
 

@@ -281,7 +281,7 @@ def stored(folder: Path) -> Outputs:
     checkpoint.save_snapshot(model, "first", state={"epoch": 1})
     found.update(all_of(model, "saved"))
     found["trained on"] = model.train_steps(range(4, 6))
-    checkpoint.save_snapshot(model, "second", keep=2)
+    checkpoint.save_snapshot(model, "second", keep_last=2)
     found.update(all_of(model, "later"))
     checkpoint.load_snapshot(model, "first")
     found.update(all_of(model, "loaded"))

@@ -153,12 +153,14 @@ class Saving:
         self.place, self.case, self.how, self.source = place, place.case, place.how, source
         self.group = source.process_group()
         self.log: DeltaLog | None = None
+        self._first = f"{place.root}/first"
         counts = POLICIES[self.case["policy"]].admission is not None  # of which a log has none
         self.resumes = self.how != "log" or (self.case["log_optimizer_state"] and not counts)
 
     def _save(self, path: str, **options: Any) -> checkpoint.SaveHandle:
         model = self.source.model
         wrapped = checkpoint_wrapper(model) if self.case["wrapped"] else model
+        options |= {"keep_last": 1} if self.case["keep_last"] else {}
         return checkpoint.save(
             path, wrapped, process_group=self.group, state=self.place.state, **options
         )
@@ -168,7 +170,7 @@ class Saving:
         model, place = self.source.model, self.place
         if self.how == "increment":
             checkpoint.record_changes(model)
-            self._save(f"{place.root}/first")
+            self._save(self._first)
         elif self.how in LOGS:
             case = self.case
             keep = {
@@ -188,13 +190,19 @@ class Saving:
                 process_group=self.group,
             )
             self.log.attach(model, state=place.state if self.how == "resume" else None)
-        elif self.how in FILES:
-            self._save(place.path)  # the last one replaces it
+        elif self.how in FILES:  # the last one replaces it
+            self._save(self._first if self.case["keep_last"] else place.path)
         elif self.how == "snapshot":
             checkpoint.save_snapshot(model, "first", process_group=self.group)
 
     def end(self) -> None:
         """Save what there is now."""
+        self._end()
+        if self.case["keep_last"]:
+            store, path = fsspec.core.url_to_fs(self._first)
+            assert not store.exists(path), "the older checkpoint is still there"
+
+    def _end(self) -> None:
         model, place = self.source.model, self.place
         if self.how == "asynchronous":
             handle = self._save(place.path, asynchronous=True)
@@ -203,10 +211,10 @@ class Saving:
         elif self.how == "save":
             self._save(place.path)
         elif self.how == "increment":
-            self._save(f"{place.root}/second", since=f"{place.root}/first")
+            self._save(f"{place.root}/second", since=self._first)
             if self.source.rank == 0 or not self.source.made.shared:
                 checkpoint.merge(
-                    [f"{place.root}/first", f"{place.root}/second"],
+                    [self._first, f"{place.root}/second"],
                     place.path,
                     parts=3 if self.case["merged_parts"] else None,
                 )
@@ -218,7 +226,7 @@ class Saving:
             self.log.flush()
         elif self.how == "snapshot":
             checkpoint.save_snapshot(
-                model, "second", state=place.state, keep=2, process_group=self.group
+                model, "second", state=place.state, keep_last=2, process_group=self.group
             )
         elif self.how == "state_dict":
             torch.save({"model": model.state_dict()}, f"{place.folder}/state-{self.source.rank}")

@@ -162,6 +162,7 @@ WITHOUT: list[tuple[Callable[[Case], bool], Sequence[str]]] = [  # when -> axes 
     (lambda c: c["save"] not in FILES, ["on_missing_state"]),
     (lambda c: c["save"] not in (*FILES, "resume", "snapshot"), ["state"]),
     (lambda c: c["save"] != "increment", ["merged_parts"]),
+    (lambda c: c["save"] not in ("save", "asynchronous"), ["keep_last"]),
     (lambda c: c["save"] != "log", ["log_optimizer_state", "followed"]),
     (_splits_columns, ["log_optimizer_state"]),
     (
@@ -248,6 +249,7 @@ SPACE = Space(
         "state": [False, True],
         "on_missing_state": ["fresh", "error"],
         "merged_parts": [False, True],
+        "keep_last": [False, True],
         "log_optimizer_state": [False, True],
         "followed": [False, True],
     },

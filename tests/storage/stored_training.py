@@ -85,7 +85,7 @@ class StoredModel(nn.Module):
 
     def save(self, name: str, *, keep: int = 1) -> None:
         state = {"steps": self.steps, "dense_optimizer": self.dense_optimizer.state_dict()}
-        td.checkpoint.save_snapshot(self, name, state=state, keep=keep)
+        td.checkpoint.save_snapshot(self, name, state=state, keep_last=keep)
 
     def load(self, name: str | None = None) -> int:
         """Goes back to a snapshot; returns the number of its steps."""

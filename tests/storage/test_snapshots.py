@@ -255,7 +255,7 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     model = StoredModel(tmp_path)
     with pytest.raises(TypeError, match="save_snapshot: name is"):
         checkpoint.save_snapshot(model, 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="save_snapshot: keep is 0"):
+    with pytest.raises(ValueError, match="save_snapshot: keep_last is 0"):
         model.save("a", keep=0)
     with pytest.raises(FileNotFoundError, match=r"has no snapshot: it has \[\]"):
         model.load()

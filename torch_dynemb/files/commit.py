@@ -69,7 +69,12 @@ def uuid_at(path: Location) -> str | None:
     except (FileNotFoundError, ValueError):
         return None
     uuid = content.get("uuid") if isinstance(content, dict) else None
-    return uuid if isinstance(uuid, str) and _UUID.fullmatch(uuid) else None
+    return uuid if isinstance(uuid, str) and is_uuid(uuid) else None
+
+
+def is_uuid(text: str) -> bool:
+    """Return whether a text names the folder of a save."""
+    return _UUID.fullmatch(text) is not None
 
 
 def is_taken(path: Location) -> bool:
@@ -288,6 +293,37 @@ def commit(
             _remove_dead(disk, path, uuid)
 
 
+def remove_committed(disk: Disk, path: Location, uuid: str) -> None:
+    """Remove what a save wrote, its manifest first; also what an interrupted call left of it.
+
+    Files of others stay. Nothing is done if the folder has the manifest of another save by now.
+
+    Args:
+        disk: the file system.
+        path: the folder.
+        uuid: uuid of the save.
+
+    Raises:
+        InUseError: another call writes the folder.
+        OSError: the disk or store fails.
+    """
+    check_unclaimed("checkpoint.save", path)
+    if uuid_at(path) not in (None, uuid):
+        return
+    if is_file(path / MANIFEST):
+        if isinstance(path, Url):
+            path.store.remove_files([str(path / MANIFEST)])
+        else:
+            disk.rename(path / MANIFEST, path / uuid / UNFINISHED)
+    if is_there(path / uuid):
+        disk.remove(path / uuid)
+        if is_there(path / uuid):
+            raise OSError(f"checkpoint.save: {path / uuid} cannot be removed")
+    if isinstance(path, Path):
+        with suppress(OSError):  # it has other files, or is gone
+            path.rmdir()
+
+
 def put_new(disk: Disk, draft: Path, path: Path) -> None:
     """Give a draft its final name, and wait until that is on the disk.
 
@@ -369,8 +405,10 @@ __all__ = [
     "draft_of",
     "drafts_in",
     "is_taken",
+    "is_uuid",
     "new_files",
     "put_new",
+    "remove_committed",
     "remove_dead_drafts",
     "rename",
     "uuid_at",

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torch_dynemb.argument_checks import duration, integer
+from torch_dynemb.argument_checks import integer, seconds
 from torch_dynemb.ops.columns import (
     DECAY_BITS,
     MAX_COUNT,
@@ -30,13 +30,9 @@ def parse_half_life(owner: str, value: object) -> int:
         TypeError: it is something else.
         ValueError: it is not from 1 second to 2^32.
     """
-    expected = "expected seconds, or a text such as '7d' or '12h'"
-    if isinstance(value, str):
-        seconds = duration(owner, value, expected)
-    else:
-        seconds = integer(owner, value, what=expected.removeprefix("expected "))
-    check_half_life(owner, value, seconds)
-    return seconds
+    parsed = seconds(owner, value)
+    check_half_life(owner, value, parsed)
+    return parsed
 
 
 def check_half_life(owner: str, given: object, ticks: int) -> None:

@@ -196,7 +196,7 @@ def _table_row(policy: Policy, words: tuple[str, ...], *, budget: bool) -> dict[
         PolicyColumn.COMBINED_INITIAL: _COMBINED_INITIAL.get(policy.combine or "", 0),
         PolicyColumn.EVICTION_WORD: word(first),
         PolicyColumn.UPDATES_SCORES: 1,
-        PolicyColumn.TTL: policy.ttl or 0,
+        PolicyColumn.TTL: int(policy.ttl or 0),
         PolicyColumn.CAPACITY: policy.capacity or 0,
         PolicyColumn.ON_FULL: _ON_FULL[policy.full(budget=budget)],
         PolicyColumn.PROTECTED_STEPS: policy.protected_steps,
@@ -228,7 +228,7 @@ def _feature_row(table: dict[PolicyColumn, int], policy: FeaturePolicy) -> dict[
     if policy.threshold is not None:
         row[PolicyColumn.THRESHOLD] = policy.threshold
     if policy.ttl is not None:
-        row[PolicyColumn.TTL] = policy.ttl
+        row[PolicyColumn.TTL] = int(policy.ttl)
     return row
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from torch_dynemb.argument_checks import described, flag, integer, tensor
+from torch_dynemb.argument_checks import described, flag, integer, seconds, tensor
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.policy.admission import AdmissionRule, AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.policy.custom import Custom
@@ -60,8 +60,9 @@ class Policy:
         refused: value in training of an id that got no row: ``"initial"``, ``"zeros"``, a float
             tensor [embedding_dim], or an initializer, by which a row of that id would begin.
             Default: the table's ``eval_default``.
-        ttl: seconds after its last training lookup until an id expires. An expired id reads as
-            unknown until training looks it up again; ``remove(expired=True)`` removes it.
+        ttl: time after its last training lookup until an id expires: seconds, or a text such as
+            ``"7d"``. An expired id reads as unknown until training looks it up again;
+            ``remove(expired=True)`` removes it.
         keep_at_least: number of ids that stay although their ttl has passed, for tables that get
             few lookups. If a table has more ids, those seen least recently expire first; ids seen
             in one second expire together. Each of several ranks keeps its share. Needs ``ttl``.
@@ -75,7 +76,7 @@ class Policy:
     Example:
         >>> import torch_dynemb as td
         >>> lfu = td.Policy(score="frequency", capacity=1_000_000)
-        >>> lru = td.Policy(score="timestamp", capacity=1_000_000, ttl=30 * 24 * 3600)
+        >>> lru = td.Policy(score="timestamp", capacity=1_000_000, ttl="30d")
         >>> both = td.Policy(score="decayed", half_life="7d", capacity=1_000_000)
     """
 
@@ -87,20 +88,20 @@ class Policy:
     protected_steps: int = 1
     admission: AdmissionRule | None = None
     refused: Default | None = None
-    ttl: int | None = None
+    ttl: int | str | None = None
     keep_at_least: int | None = None
     check: Check = "ignore"
 
     def __post_init__(self) -> None:
         for name in ("capacity", "protected_steps", "ttl", "keep_at_least"):
             value = getattr(self, name)
-            if value is None:
-                continue
-            object.__setattr__(self, name, integer(f"Policy: {name}", value, least=1))
+            if value is not None:
+                whole = seconds if name == "ttl" else integer
+                object.__setattr__(self, name, whole(f"Policy: {name}", value, least=1))
         if self.keep_at_least is not None and self.ttl is None:
             raise ValueError(
                 f"Policy: keep_at_least is {self.keep_at_least}, but without a ttl no id expires: "
-                "give ttl=seconds"
+                "give one, such as ttl='7d'"
             )
         if self.score is not None and not isinstance(self.score, str | Custom | tuple | list):
             raise TypeError(
@@ -266,8 +267,8 @@ class FeaturePolicy:
         threshold: occurrences, at least 1, from which on an id of this feature gets a row. The
             table's admission must be by frequency. If several features of a lookup have the id, the
             least threshold counts. None: that of the table.
-        ttl: seconds, at least 1; an id stays for the longest ttl of the features that looked it up.
-            None: that of the table.
+        ttl: as of :class:`Policy`; an id stays for the longest ttl of the features that looked it
+            up. None: that of the table.
         updates_scores: False: lookups by this feature do not refresh timestamps, frequencies,
             custom scores and expiry, and do not count towards admission. A new id with such
             features alone starts with all scores, but with a frequency of 0.
@@ -286,15 +287,15 @@ class FeaturePolicy:
     """
 
     threshold: int | None = None
-    ttl: int | None = None
+    ttl: int | str | None = None
     updates_scores: bool = True
 
     def __post_init__(self) -> None:
         for name in ("threshold", "ttl"):
             value = getattr(self, name)
             if value is not None:
-                value = integer(f"FeaturePolicy: {name}", value, least=1)
-                object.__setattr__(self, name, value)
+                whole = seconds if name == "ttl" else integer
+                object.__setattr__(self, name, whole(f"FeaturePolicy: {name}", value, least=1))
         flag("FeaturePolicy: updates_scores", self.updates_scores)
 
 

@@ -155,7 +155,7 @@ def condition_of(tables: Tables, table: int, conditions: Conditions) -> Conditio
     if name == "expired" and "expiry" not in tables.config.layout.score_words:
         raise ValueError(
             "remove: expired needs a ttl, but no table has one: create it with "
-            "policy=Policy(ttl=seconds)"
+            "policy=Policy(ttl='7d')"
         )
     if name == "not_seen_for":
         steps = integer("remove: not_seen_for", value, what="a number of steps, int")

@@ -26,6 +26,7 @@ from torch_dynemb.checkpoint.reading.dense_files import read_dense, read_state
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.saving.increments import count_from
+from torch_dynemb.checkpoint.saving.keep_last import continues_series
 from torch_dynemb.console.progress import progress_bar
 from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.errors import ReplacedError
@@ -198,6 +199,7 @@ def load(
     saved = manifest.tables
     whole = whole and all(p.name not in saved or _as_saved(p, saved[p.name]) for p in parts)
     ranks.run(lambda: count_from(groups_of(parts), manifest.uuid if whole else None))
+    continues_series(model, checked_location("checkpoint.load", path), manifest.series)
     return report
 
 

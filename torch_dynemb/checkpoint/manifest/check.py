@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch_dynemb.checkpoint.file_names import DELTA, FULL
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedDense
+from torch_dynemb.files.commit import is_uuid
 from torch_dynemb.parts.saved_checks import (
     SCORES,
     check_number,
@@ -33,6 +34,12 @@ def check_manifest(manifest: Manifest) -> None:
             f"kind is {manifest.kind!r}, but parent is {manifest.parent!r}: increments have one"
         )
     check_number("ranks", manifest.ranks, least=1)
+    for k, old in enumerate(manifest.series):
+        check_texts(f"series[{k}]", [old.name, old.uuid])
+        if old.name in ("", ".", "..") or set(old.name) & set("/\0"):
+            raise wrong_entry(f"series[{k}].name", old.name, "the name of a folder")
+        if not is_uuid(old.uuid):
+            raise wrong_entry(f"series[{k}].uuid", old.uuid, "32 hexadecimal digits")
     for k, group in enumerate(manifest.groups):
         check_number(f"groups[{k}].rank", group.rank)
         check_texts(f"groups[{k}].tables", group.tables)

@@ -7,6 +7,7 @@ from typing import Any
 from torch_dynemb.checkpoint.file_names import FORMAT, FULL, MANIFEST, VERSION
 from torch_dynemb.checkpoint.manifest.check import check_manifest
 from torch_dynemb.checkpoint.manifest.records import (
+    InSeries,
     Manifest,
     SavedDense,
     SavedEntry,
@@ -139,8 +140,15 @@ def _manifest_of(content: dict[str, Any]) -> Manifest:
     ]
     dense, state = _dense_of(content.pop("dense")), _dense_of(content.pop("state"))
     changes = [SavedFile(**file) for file in content.pop("changes")]
+    series = [InSeries(**of) for of in content.pop("series")]
     return Manifest(
-        **content, tables=tables, groups=groups, dense=dense, state=state, changes=changes
+        **content,
+        tables=tables,
+        groups=groups,
+        dense=dense,
+        state=state,
+        changes=changes,
+        series=series,
     )
 
 

@@ -69,6 +69,19 @@ class SavedDense:
 
 
 @dataclass(frozen=True)
+class InSeries:
+    """A checkpoint that a later save with ``keep_last=`` removes.
+
+    Attributes:
+        name: name of its folder, beside that of the manifest.
+        uuid: its uuid.
+    """
+
+    name: str
+    uuid: str
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Content of a checkpoint.
 
@@ -83,6 +96,8 @@ class Manifest:
         dense: the dense state of the model.
         state: what the program gave as ``state=``.
         changes: batches of an increment, by rank.
+        series: checkpoints that the model was saved as with ``keep_last=``, oldest first; some may
+            be gone.
     """
 
     uuid: str
@@ -94,6 +109,7 @@ class Manifest:
     dense: SavedDense
     state: SavedDense
     changes: list[SavedFile] = field(default_factory=list)
+    series: list[InSeries] = field(default_factory=list)
 
     def files(self) -> list[SavedFile]:
         """List all files but the manifest, each once."""
@@ -114,6 +130,7 @@ def canonical(content: Mapping[str, Any]) -> bytes:
 
 
 __all__ = [
+    "InSeries",
     "Manifest",
     "SavedDense",
     "SavedEntry",

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_dynemb.argument_checks import described, flag
+from torch_dynemb.argument_checks import described, flag, integer
 from torch_dynemb.checkpoint.file_names import DELTA, DENSE, FULL, STATE
 from torch_dynemb.checkpoint.manifest.file import check_replaceable
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedDense, SavedEntry, SavedGroup
@@ -31,6 +31,7 @@ from torch_dynemb.checkpoint.saving.increments import (
     parent_of,
     write_changes,
 )
+from torch_dynemb.checkpoint.saving.keep_last import Series
 from torch_dynemb.checkpoint.saving.staging import staged
 from torch_dynemb.checkpoint.saving.table_files import Folder, SourcePart, write_group
 from torch_dynemb.console.progress import progress_bar
@@ -111,6 +112,7 @@ def save(
     asynchronous: bool = False,
     since: str | PathLike[str] | None = None,
     state: Mapping[str, Any] | None = None,
+    keep_last: int | None = None,
     progress: bool | None = None,
 ) -> SaveHandle:
     """Save a model with its tables between two training steps. All ranks call it together.
@@ -139,6 +141,10 @@ def save(
         state: other values that the program needs to resume: nested dicts, lists and tuples of
             tensors, numbers and texts. :func:`load` returns it, with tensors on the CPU. That of
             the first rank is saved.
+        keep_last: number of checkpoints that stay, the new one included, of those in its folder
+            that the model was saved as with ``keep_last``, or continues after :func:`load`. Older
+            ones are removed once the new one is whole; checkpoints saved without it, and files of
+            others, stay. Default: all.
         progress: show a progress bar; default: if the standard error is a terminal.
 
     Returns:
@@ -187,6 +193,13 @@ def save(
                 f"checkpoint.save: model is {described(model)}, expected a torch.nn.Module"
             )
         flag("checkpoint.save: asynchronous", asynchronous)
+        if keep_last is not None:
+            integer("checkpoint.save: keep_last", keep_last, least=1)
+            if since is not None:
+                raise ValueError(
+                    f"checkpoint.save: keep_last is {keep_last} and since is given, but an "
+                    "increment needs the checkpoint before it: leave one of them out"
+                )
         check_none_running()
         check_target(target)
         parts = parts_of(model)
@@ -205,10 +218,17 @@ def save(
 
     target, parts, parent = ranks.run(prepare)
     disk = disk_of(target, _DISK)
-    ranks.agree("checkpoint.save", path=str(path), asynchronous=asynchronous, parent=parent)
+    ranks.agree(
+        "checkpoint.save",
+        path=str(path),
+        asynchronous=asynchronous,
+        parent=parent,
+        keep_last=keep_last,
+    )
     gathered = ranks.gather(([(ranks.rank, part.shard) for part in parts], uuids.uuid4().hex))
     check_whole([place for places, _ in gathered for place in places])
     uuid = gathered[0][1]
+    series = Series(model, target, uuid, keep_last)
     dense, reading = ranks.run(lambda: begin_reading("checkpoint.save", parts, model))
 
     def read() -> ModelSource:
@@ -222,7 +242,7 @@ def save(
     if not asynchronous:
         if parent is not None:
             source = source._replace(increment=increment)
-        write_checkpoint(ranks, disk, target, uuid, source, progress, reading)
+        write_checkpoint(ranks, disk, target, uuid, source, progress, reading, series)
         increment.taken(uuid)
         if reading.is_disturbed():  # since the last check
             increment.lost()
@@ -245,7 +265,7 @@ def save(
         past_cache = disk if isinstance(target, Url) else DirectDisk(disk)
         with defer_signals():  # from its start on, the thread has the rows
             handle._run(
-                lambda: _write_copies(behind, past_cache, target, uuid, copies, progress),
+                lambda: _write_copies(behind, past_cache, target, uuid, copies, progress, series),
                 groups_of(parts),
             )
             pinned.pop_all()
@@ -365,6 +385,7 @@ def write_checkpoint(
     source: ModelSource,
     progress: bool | None,
     reading: AbstractContextManager[object] | None = None,
+    series: Series | None = None,
 ) -> None:
     """Write all files on all ranks, then the manifest on the first.
 
@@ -376,6 +397,7 @@ def write_checkpoint(
         source: what this rank saves.
         progress: show a progress bar.
         reading: context that raises at its end if what was read inside it has changed.
+        series: older checkpoints of the model.
 
     Raises:
         OSError: the disk is full, or fails.
@@ -402,7 +424,7 @@ def write_checkpoint(
             of_ranks = ranks.gather(written)
 
             def checked() -> Manifest:
-                manifest = _manifest_of(uuid, parent, of_ranks)
+                manifest = _manifest_of(uuid, parent, of_ranks, series)
                 if ranks.rank == 0:
                     _check_files(folder, manifest)
                 return manifest
@@ -415,6 +437,8 @@ def write_checkpoint(
             def finish() -> None:
                 finish_folder(disk, target, manifest)
                 claim.close()  # removes its file before other ranks continue
+                if series is not None:
+                    series.committed(disk)
 
             ranks.on_first(finish)
         except BaseException:
@@ -430,10 +454,11 @@ def _write_copies(
     uuid: str,
     source: ModelSource,
     progress: bool | None,
+    series: Series,
 ) -> None:
     """Write a checkpoint of pinned rows, then unpin them."""
     try:
-        write_checkpoint(ranks, disk, target, uuid, source, progress)
+        write_checkpoint(ranks, disk, target, uuid, source, progress, series=series)
     finally:
         unpin_rows(source.groups)
 
@@ -474,7 +499,9 @@ def _bytes_of(group: GroupSource) -> int:
     return rows + sum(of.numel() * of.element_size() for of in group.entries.values())
 
 
-def _manifest_of(uuid: str, parent: str | None, written: Sequence[_Written]) -> Manifest:
+def _manifest_of(
+    uuid: str, parent: str | None, written: Sequence[_Written], series: Series | None
+) -> Manifest:
     of_ranks: list[tuple[str, SavedTable]] = []
     groups: list[SavedGroup] = []
     for of_rank in written:
@@ -490,7 +517,8 @@ def _manifest_of(uuid: str, parent: str | None, written: Sequence[_Written]) -> 
     dense, state = (_dense_of([of_rank.dense[k] for of_rank in written]) for k in range(2))
     kind, changes = (FULL if parent is None else DELTA), [f for of in written for f in of.changes]
     own = tables if parent is None else {}  # tables of an increment are in its batches
-    return Manifest(uuid, kind, parent, len(written), own, groups, dense, state, changes)
+    entries = [] if series is None else series.entries
+    return Manifest(uuid, kind, parent, len(written), own, groups, dense, state, changes, entries)
 
 
 def _dense_of(

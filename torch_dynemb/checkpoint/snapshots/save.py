@@ -72,7 +72,7 @@ def save_snapshot(
     name: str,
     *,
     state: Mapping[str, Any] | None = None,
-    keep: int = 1,
+    keep_last: int = 1,
     process_group: dist.ProcessGroup | None = None,
     progress: bool | None = None,
 ) -> None:
@@ -93,8 +93,8 @@ def save_snapshot(
         name: letters, digits, ``.``, ``_`` and ``-``. A snapshot of this name that the tables
             continue is replaced once the new one is whole.
         state: other values that the program needs to resume; see :func:`save`.
-        keep: number of snapshots that stay of those that the tables were saved as or continue, the
-            new one included. Others are never deleted: a model that was not loaded from the
+        keep_last: number of snapshots that stay of those that the tables were saved as or continue,
+            the new one included. Others are never deleted: a model that was not loaded from the
             snapshots of its directory leaves them there, with their space.
         process_group: ranks that save together; default: all.
         progress: show a progress bar for what lies outside stores; default: if the standard error
@@ -137,7 +137,7 @@ def save_snapshot(
         if not isinstance(model, nn.Module):
             raise TypeError(f"save_snapshot: model is {described(model)}, expected a Module")
         checked_name("save_snapshot", name)
-        integer("save_snapshot: keep", keep, least=1)
+        integer("save_snapshot: keep_last", keep_last, least=1)
         check_none_running()
         parts = parts_of(model)
         stores = stored_groups("save_snapshot", parts)
@@ -148,7 +148,7 @@ def save_snapshot(
         return parts, stores
 
     parts, stores = ranks.run(prepare)
-    ranks.agree("save_snapshot", name=name, keep=keep)
+    ranks.agree("save_snapshot", name=name, keep_last=keep_last)
     plan = _planned(ranks, stores, name)
     stored_ids = {id(stored.group) for stored in stores}
     in_memory = [part for part in parts if id(part.group) not in stored_ids]
@@ -174,7 +174,7 @@ def save_snapshot(
             _abandon(disk, plan, stores)
         raise
     with defer_signals():
-        removed = outdated(plan.there, plan.snapshot, keep)
+        removed = outdated(plan.there, plan.snapshot, keep_last)
         ranks.run(lambda: forget(disk, plan.first, removed) if _is_first(ranks, plan) else None)
         _clean_all(ranks, disk, plan, stores, removed)
 
