@@ -4,6 +4,7 @@ apart, hashes, masks, Adagrad; and all of its names, each of them here or refuse
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 from typing import Any
 
@@ -376,17 +377,18 @@ def test_rows_apart_are_of_one_child() -> None:
         EmbeddingOption(children=["a", "b"], coalesced=True, no_reduce=True)
 
 
+@pytest.mark.long
 @pytest.mark.cpu_only("an export takes as long on any device")
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("strict", [False, True])
 def test_exported_rows_apart(strict: bool) -> None:
     class Attention(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.items = embedding(no_reduce=True)
 
-        def forward(self, ids: Tensor) -> Tensor:
+        def forward(self, ids: Tensor) -> tuple[Tensor, NoReduceEmbedding]:
             found = self.items(ids)
-            return found.emb[found.reverse_index].reshape(*ids.shape, -1).amax(1)
+            return found.emb[found.reverse_index].reshape(*ids.shape, -1).amax(1), found
 
     model = Attention()
     model(torch.tensor([[1, 2], [3, 3]]))
@@ -395,8 +397,15 @@ def test_exported_rows_apart(strict: bool) -> None:
     program = torch.export.export(
         frozen, (torch.tensor([[1, 2], [3, 3]]),), dynamic_shapes=({0: samples},), strict=strict
     )
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
     ids = torch.tensor([[3, 9], [1, 1], [2, 3]])
-    assert torch.equal(program.module()(ids), model.eval()(ids))
+    interest, found = torch.export.load(file).module()(ids)
+    expected, apart = model.eval()(ids)
+    assert torch.equal(interest, expected)
+    assert isinstance(found, NoReduceEmbedding)
+    assert all(torch.equal(a, b) for a, b in zip(found, apart, strict=True))
 
 
 # -- rows that users insert ----------------------------------------------------------------------

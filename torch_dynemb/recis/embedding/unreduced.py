@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from torch_dynemb import ops
 
@@ -24,6 +25,12 @@ class NoReduceEmbedding(NamedTuple):
     emb: Tensor
     reverse_index: Tensor
     offsets: Tensor
+
+
+# exported programs name it as a result
+pytree._register_namedtuple(
+    NoReduceEmbedding, serialized_type_name="torch_dynemb.recis.NoReduceEmbedding"
+)
 
 
 def of_distinct(ids: Tensor, bounds: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
