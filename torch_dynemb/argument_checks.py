@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -99,6 +100,25 @@ def table_number(owner: str, names: Sequence[str], table: object) -> int:
     if not 0 <= number < len(names):
         raise IndexError(f"{owner}: table is {number}, expected 0 to {len(names) - 1}")
     return number
+
+
+def refusing_names(module: str, missing: Callable[[str], str]) -> Callable[[str], NoReturn]:
+    """Return the ``__getattr__`` of a module that lacks names of another library.
+
+    Args:
+        module: full name of the module.
+        missing: returns what to say of a name of the library; "" for names that it has not.
+    """
+
+    def __getattr__(name: str) -> NoReturn:  # noqa: N807
+        message = missing(name)
+        if message:
+            # an AttributeError would be replaced by Python in ``from ... import``
+            raise ImportError(message, name=module)
+        names = getattr(sys.modules[module], "__all__", [])
+        raise AttributeError(f"{module} has no attribute {name!r}, expected one of {names}")
+
+    return __getattr__
 
 
 def number(owner: str, value: object, expected: str = "a number") -> float:
@@ -230,6 +250,7 @@ __all__ = [
     "integer",
     "integers",
     "number",
+    "refusing_names",
     "table_number",
     "tensor",
     "tensor_on",

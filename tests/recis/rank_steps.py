@@ -132,13 +132,9 @@ def content() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def insert_content(engine: EmbeddingEngine, rank: int, size: int) -> None:
-    """Each rank inserts what it owns."""
-    from torch_dynemb import ops
-
+    """Each rank inserts some rows, of ids of all ranks."""
     ids, rows = content()
-    owned = ops.id_owners(ids, parts=size) == rank
-    (table,) = (t for t in filter_out_sparse_param(engine).values() if t.packed)
-    table.insert(ids[owned], rows[owned])
+    engine.insert("content", ids[rank::size], rows[rank::size])
 
 
 def trained(
@@ -355,3 +351,59 @@ def one_norm(rank: int) -> tuple[float, float]:
     norm = td.clip_grad_norm_(module, 1e9)
     dist.all_reduce(mine)
     return float(norm), float(mine.sqrt())
+
+
+def inserted(rank: int, size: int) -> dict[str, Any]:
+    """Rows that each rank inserts, and what all ranks say if those of one or of both are wrong.
+
+    Rows are read apart, and by a combiner of users.
+    """
+    torch.manual_seed(SEED)
+    options = {
+        "apart": option(no_reduce=True),
+        "counted": option(combiner=_counted_rows()),
+        "user": option("user"),
+    }
+    engine = EmbeddingEngine(options)
+    ids, rows = torch.arange(-9, 9), torch.arange(72.0).reshape(18, 4)
+    wrong = {
+        "shape": (ids[: 4 + rank], rows[:4]),
+        "twice": (ids[:5] if rank else ids[4:9], rows[:5]),
+        "name": (ids[:4], rows[:4]),
+        "other": (ids[:4], rows[:4]),
+    }
+    names = {"name": ("apart", "nothing"), "other": ("apart", "user")}
+    errors = {}
+    for case, given in wrong.items():
+        try:
+            engine.insert(names.get(case, ("apart", "apart"))[rank], *given)
+        except (KeyError, ValueError) as error:
+            errors[case] = str(error)
+    (table,) = engine.tables.values()
+    assert [len(table.ids(child)) for child in ("item", "user")] == [0, 0]
+    engine.insert("apart", ids[rank::size], rows[rank::size])
+    engine.insert("user", ids[:0], rows[:0])
+    queries = ids[rank::size].flip(0)[:, None]
+    found = engine({"apart": queries, "counted": queries, "user": queries})
+    emb, inverse, offsets = found["apart"]
+    assert offsets.tolist() == list(range(len(queries) + 1))
+    emb[inverse].sum().backward()
+    return {
+        "errors": errors,
+        "rows": dict(zip(queries.flatten().tolist(), emb[inverse].tolist(), strict=True)),
+        "counted": found["counted"].tolist(),
+        "owned": table.ids("item").tolist(),
+        "gradients": table.grad("item").gradients.unique().tolist(),
+    }
+
+
+def _counted_rows() -> str:
+    """Name of a combiner that appends the number of rows to their sum."""
+    from torch_dynemb.recis.functional import get_combiner, register_combiner
+
+    @register_combiner("counted rows")
+    def counted(**arguments: Any) -> torch.Tensor:
+        sums = get_combiner("sum")(**{**arguments, "combiner_kwargs": None})
+        return torch.cat([sums, arguments["offsets"].diff()[:, None]], 1)
+
+    return "counted rows"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ pytestmark = [pytest.mark.cpu_only("packages are compiled for the CPU"), pytest.
 
 def test_a_served_engine_takes_updates(tmp_path: Path) -> None:
     """It gives what a live copy of the engine gives, before and after the same updates."""
+    from tutorials.serving.metrics import Metrics
+    from tutorials.serving.server import tables_of
+
     frozen = td.freeze(trained_engine())
     live = serving.live(frozen, headroom=20)
     example = batch(3)
@@ -30,7 +34,10 @@ def test_a_served_engine_takes_updates(tmp_path: Path) -> None:
     served = serving.load(tmp_path / "engine")
     for data in (batch(4), batch(5, samples=7, ids=90), batch(6, samples=0)):
         assert_same(served.run(data), live(data))
-    assert set(served.tables) == {option.shared_name for option in options().values()}
+    tables = {option.shared_name for option in options().values()}
+    assert set(served.tables) == tables
+    metrics = Metrics(served, None).text().decode()
+    assert set(re.findall(r'table="(.*?)"', metrics)) == tables == tables_of(served).keys()
     names = iter(served.stats())
     for tables in serving.live_tables(live).values():
         for name in tables.names:

@@ -12,6 +12,7 @@ from rank_steps import (
     dense_parameters_too,
     different_options,
     features,
+    inserted,
     one_group_each,
     one_norm,
     other_group_refused,
@@ -205,3 +206,20 @@ def test_frozen_engines_of_the_first_rank_or_of_each(two_ranks: Ranks) -> None:
 def test_copies_and_followers_have_the_kept_ids(two_ranks: Ranks, tmp_path: Path) -> None:
     (copied, first), (other, second) = two_ranks.run(kept_ids, tmp_path / "log")
     assert copied == other == sorted(first + second) == [4, 8, 9, 10, 11]
+
+
+def test_rows_are_inserted_at_their_owners(two_ranks: Ranks) -> None:
+    results = two_ranks.run(inserted, 2)
+    expected = {i - 9: [4.0 * i + c for c in range(4)] for i in range(18)}
+    found = {id_: row for result in results for id_, row in result["rows"].items()}
+    assert found == expected
+    for rank, result in enumerate(results):
+        assert result["counted"] == [[*row, 1.0] for row in result["rows"].values()]
+        owners = ops.id_owners(torch.tensor(result["owned"]), parts=2)
+        assert (owners == rank).all()
+        assert result["gradients"] == [0.5]  # of one rank, divided by the number of ranks
+        assert "shape" in result["errors"]["shape"]
+        assert "ids of all ranks have 1 repeated ids" in result["errors"]["twice"]
+        assert "feature is 'nothing'" in result["errors"]["name"]
+        assert "user" in result["errors"]["other"]
+    assert sorted(i for result in results for i in result["owned"]) == list(range(-9, 9))

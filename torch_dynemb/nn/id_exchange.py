@@ -1,4 +1,7 @@
-"""Rows of ids that lie on several ranks: distinct ids go to their owners, and rows come back."""
+"""Rows of ids that lie on several ranks: distinct ids go to their owners, and rows come back.
+
+Inserted rows go to the owners, too.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,17 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.distributed.exchange import all_to_all, arrived, one_to_each
-from torch_dynemb.distributed.failures import FAILED, raise_together
+from torch_dynemb.distributed.exchange import all_to_all, arrived, move_rows, one_to_each
+from torch_dynemb.distributed.failures import FAILED, raise_together, sendable
 from torch_dynemb.distributed.purposes import HEADER, Purpose, check_alike, identity_of
 from torch_dynemb.distributed.ranks import RankGroup, process_group_of
+from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.rows.row_update import RowUpdate
+from torch_dynemb.rows.whole_update import apply_all
 from torch_dynemb.table.given_scores import scores_of_distinct
 from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.row_batch import RowBatch
 
 
 class Arrived(NamedTuple):
@@ -238,4 +245,69 @@ class IdExchange:
         return senders.to(torch.float32).reciprocal()[:, None]
 
 
-__all__ = ["Arrived", "IdExchange", "SharedTable", "fail_exchange"]
+def insert_at_owners(
+    owner: str,
+    table: SharedTable,
+    ranks: RankGroup,
+    checked: Callable[[], tuple[int, RowBatch]],
+) -> None:
+    """Set rows of ids that any rank has, on the ranks that own the ids; all ranks call it.
+
+    Args:
+        owner: function, with which errors begin.
+        table: of the rows, on all ranks.
+        ranks: that share it.
+        checked: returns the number of a child, and rows of distinct ids as the table stores them.
+
+    Raises:
+        Exception: of one rank, on all of them; then no rank has changed.
+    """
+    together = ranks_of(process_group_of(ranks))
+    child, batch = together.run(checked)
+    together.agree(owner, table=table.group.names[child])
+    bounds = torch.arange(2, device=batch.ids.device) * batch.ids.shape[0]
+    parts = ops.ids_partition(batch.ids, bounds, parts=ranks.size, slots=table.id_slots)
+    by_owner = batch.picked(parts.inverse.argsort())
+    one_each, sent = [1] * ranks.size, parts.lengths.sum(1)
+    received = move_rows(sent, one_each, one_each, ranks).tolist()
+    own = by_owner.each(lambda tensor: move_rows(tensor, received, sent.tolist(), ranks))
+
+    def prepared() -> RowUpdate:
+        whole = torch.arange(2, device=own.ids.device) * own.ids.shape[0]
+        repeated = own.ids.shape[0] - ops.unique_ids(own.ids, whole).ids.shape[0]
+        if repeated > 0:
+            raise ValueError(
+                f"{owner}: ids of all ranks have {repeated} repeated ids, expected every id once"
+            )
+        update = RowUpdate(owner, table.group.tables, child, own)
+        update.prepare()
+        return update
+
+    update = together.run(prepared)
+    apply_all([update], update.finish, agreed=together.run)
+
+
+def fail_insertion(ranks: RankGroup | None, failure: Exception) -> NoReturn:
+    """Raise the error of a rank on all ranks that call :func:`insert_at_owners`.
+
+    Args:
+        ranks: that share a table, or None.
+        failure: the error of this rank.
+
+    Raises:
+        Exception: ``failure``; on the other ranks a copy of it.
+    """
+    process_group = process_group_of(ranks)
+    if process_group is not None:
+        ranks_of(process_group).gather(sendable(failure))
+    raise failure
+
+
+__all__ = [
+    "Arrived",
+    "IdExchange",
+    "SharedTable",
+    "fail_exchange",
+    "fail_insertion",
+    "insert_at_owners",
+]

@@ -91,14 +91,17 @@ def advises(*first: str) -> Callable[[Maker], Maker]:
     return of
 
 
-def missing_attribute(owner: str, name: str) -> AttributeError:
-    """Make the error for an attribute of ``ATTRIBUTES``.
+def missing_attribute(
+    owner: str, name: str, instead: Mapping[str, str] = ATTRIBUTES
+) -> AttributeError:
+    """Make the error for an attribute that a class lacks.
 
     Args:
         owner: the class.
         name: of the attribute.
+        instead: what to use instead, by name.
     """
-    return AttributeError(f"{owner} has no {name}: {ATTRIBUTES[name]}", name=name)
+    return AttributeError(f"{owner} has no {name}: {instead[name]}", name=name)
 
 
 class ClassAttribute:

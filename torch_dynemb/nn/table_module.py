@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -66,6 +66,8 @@ class TableModule(StatefulModule):
 
     _private_to_rank = False  # see private_to_rank()
     _can_be_wrapped = True  # by DistributedDataParallel and the like
+    # what to use in place of attributes of other libraries, by name
+    _instead: ClassVar[Mapping[str, str]] = ATTRIBUTES
 
     @takes_options
     def __init__(
@@ -126,8 +128,8 @@ class TableModule(StatefulModule):
         try:  # a subclass may have a parameter or a module of such a name
             return super().__getattr__(name)
         except AttributeError:
-            if name in ATTRIBUTES:
-                raise missing_attribute(type(self).__name__, name) from None
+            if name in self._instead:
+                raise missing_attribute(type(self).__name__, name, self._instead) from None
             raise
 
     # -- lookup --------------------------------------------------------------------------------

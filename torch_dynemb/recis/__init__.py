@@ -1,5 +1,6 @@
 """Ragged embeddings with the names and arguments of RecIS (github.com/alibaba/RecIS)."""
 
+from torch_dynemb.argument_checks import refusing_names
 from torch_dynemb.recis import registration as _registration  # noqa: F401 - registers modules
 from torch_dynemb.recis.embedding import (
     DynamicEmbedding,
@@ -7,6 +8,7 @@ from torch_dynemb.recis.embedding import (
     EmbeddingOption,
     FrozenDynamicEmbedding,
     FrozenEmbeddingEngine,
+    NoReduceEmbedding,
 )
 from torch_dynemb.recis.feature_ops import (
     Bucketize,
@@ -20,13 +22,16 @@ from torch_dynemb.recis.feature_ops import (
     FusedModOP,
     FusedMultiHashOP,
     FusedOP,
+    FusedStringMultiHashOP,
     Hash,
     IDMultiHash,
+    Mask,
     Mod,
     SelectField,
     SelectFields,
     SequenceLengthError,
     SequenceTruncate,
+    StringMultiHash,
 )
 from torch_dynemb.recis.initializers import (
     ConstantInitializer,
@@ -38,11 +43,14 @@ from torch_dynemb.recis.initializers import (
     XavierNormalInitializer,
     XavierUniformInitializer,
 )
+from torch_dynemb.recis.not_offered import advice_for
 from torch_dynemb.recis.optimizers import (
+    SparseAdagrad,
     SparseAdam,
     SparseAdamW,
     SparseAdamWTF,
     SparseOptimizer,
+    SparseRowWiseAdagrad,
 )
 from torch_dynemb.recis.ragged import RaggedTensor
 from torch_dynemb.recis.slices import Slice, gen_slice
@@ -56,10 +64,13 @@ from torch_dynemb.recis.tables import (
     Slot,
     SlotGroup,
     filter_out_sparse_param,
+    filter_out_trainable_sparse_param,
     register_admit_hook,
     register_filter_hook,
     split_sparse_dense_state_dict,
 )
+
+__getattr__ = refusing_names(__name__, advice_for)
 
 __all__ = [
     "READ_ONLY",
@@ -83,12 +94,15 @@ __all__ = [
     "FusedModOP",
     "FusedMultiHashOP",
     "FusedOP",
+    "FusedStringMultiHashOP",
     "Hash",
     "HashTable",
     "IDMultiHash",
     "KaimingNormalInitializer",
     "KaimingUniformInitializer",
+    "Mask",
     "Mod",
+    "NoReduceEmbedding",
     "NormalInitializer",
     "RaggedTensor",
     "RowFilter",
@@ -99,15 +113,19 @@ __all__ = [
     "Slice",
     "Slot",
     "SlotGroup",
+    "SparseAdagrad",
     "SparseAdam",
     "SparseAdamW",
     "SparseAdamWTF",
     "SparseOptimizer",
+    "SparseRowWiseAdagrad",
+    "StringMultiHash",
     "TruncNormalInitializer",
     "UniformInitializer",
     "XavierNormalInitializer",
     "XavierUniformInitializer",
     "filter_out_sparse_param",
+    "filter_out_trainable_sparse_param",
     "gen_slice",
     "register_admit_hook",
     "register_filter_hook",

@@ -11,7 +11,15 @@ from torch import Tensor
 from torch_dynemb.argument_checks import described, integer, number
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable, options_of
 from torch_dynemb.distributed.ranks import process_group_of
-from torch_dynemb.optim import Adam, AdamW, AdamWTF, FusedOptimizer, OptimizerConfig
+from torch_dynemb.optim import (
+    Adagrad,
+    Adam,
+    AdamW,
+    AdamWTF,
+    FusedOptimizer,
+    OptimizerConfig,
+    RowWiseAdagrad,
+)
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.recis.tables.hash_table import HashTable
 
@@ -305,4 +313,92 @@ class SparseAdamWTF(SparseOptimizer):
         super().__init__(param_dict, config)
 
 
-__all__ = ["SparseAdam", "SparseAdamW", "SparseAdamWTF", "SparseOptimizer"]
+class SparseAdagrad(SparseOptimizer):
+    """:class:`torch_dynemb.Adagrad` for hash tables.
+
+    Args:
+        param_dict: hash tables by name.
+        lr, initial_accumulator_value, eps: as in torch.optim.Adagrad.
+        lr_decay, weight_decay, save_update_info_interval: 0; others are refused.
+
+    Raises:
+        ValueError: an argument is refused; the message says what to use instead.
+    """
+
+    def __init__(
+        self,
+        param_dict: Mapping[str, HashTable],
+        lr: float | Tensor = 1e-3,
+        lr_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-10,
+        weight_decay: float = 0,
+        save_update_info_interval: int = 0,
+    ) -> None:
+        _check_unused("SparseAdagrad", lr_decay=lr_decay, weight_decay=weight_decay)
+        _check_unused("SparseAdagrad", save_update_info_interval=save_update_info_interval)
+        config = Adagrad(
+            lr=number("SparseAdagrad: lr", lr),
+            eps=eps,
+            initial_accumulator_value=initial_accumulator_value,
+        )
+        super().__init__(param_dict, config)
+
+
+class SparseRowWiseAdagrad(SparseOptimizer):
+    """:class:`torch_dynemb.RowWiseAdagrad` for hash tables: one accumulator per row.
+
+    Args:
+        param_dict: hash tables by name.
+        lr, initial_accumulator_value, eps: as in :class:`torch_dynemb.RowWiseAdagrad`.
+        lr_decay, weight_decay: 0; others are refused.
+        maximize: False; True is refused.
+
+    Raises:
+        ValueError: an argument is refused; the message says what to use instead.
+    """
+
+    def __init__(
+        self,
+        param_dict: Mapping[str, HashTable],
+        lr: float | Tensor = 1e-3,
+        lr_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-10,
+        weight_decay: float = 0,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        _check_unused("SparseRowWiseAdagrad", lr_decay=lr_decay, weight_decay=weight_decay)
+        _check_unused("SparseRowWiseAdagrad", maximize=maximize)
+        config = RowWiseAdagrad(
+            lr=number("SparseRowWiseAdagrad: lr", lr),
+            eps=eps,
+            initial_accumulator_value=initial_accumulator_value,
+        )
+        super().__init__(param_dict, config)
+
+
+_INSTEAD = {
+    "lr_decay": "give torch.optim.lr_scheduler.LambdaLR a factor of 1 / (1 + step * lr_decay)",
+    "weight_decay": "SparseAdam and SparseAdamW decay rows",
+    "save_update_info_interval": "read embeddings() and slot_group() of a table around a step",
+    "maximize": "minimize the negative loss",
+}
+
+
+def _check_unused(owner: str, **arguments: float) -> None:
+    """Raise ValueError for an argument of RecIS that is not 0, with what to use instead."""
+    for name, value in arguments.items():
+        if value != 0:
+            raise ValueError(f"{owner}: {name} is {described(value)}, expected 0: {_INSTEAD[name]}")
+
+
+__all__ = [
+    "SparseAdagrad",
+    "SparseAdam",
+    "SparseAdamW",
+    "SparseAdamWTF",
+    "SparseOptimizer",
+    "SparseRowWiseAdagrad",
+]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.argument_checks import table_number
 from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
@@ -264,14 +265,18 @@ class FrozenTables(CountedTables):
         )
         return output
 
-    def ids(self, table: int) -> Tensor:
+    def ids(self, table: int | str) -> Tensor:
         """Return the ids of a table, int64 [n], in the order of the index.
 
         Args:
-            table: number of the table.
+            table: name or number of the table.
+
+        Raises:
+            TypeError, ValueError, IndexError: an unknown table.
         """
-        begin = int(self.get_buffer("meta")[table, Meta.REGION_BEGIN])
-        count = int(self.get_buffer("tables")[table, Table.BUCKET_COUNT])
+        number = table_number("FrozenTables.ids", self.names, table)
+        begin = int(self.get_buffer("meta")[number, Meta.REGION_BEGIN])
+        count = int(self.get_buffer("tables")[number, Table.BUCKET_COUNT])
         lines = self.get_buffer("buckets")[begin : begin + count]
         return lines[:, :BUCKET_WIDTH][lines[:, BUCKET_WIDTH:] > 0]
 

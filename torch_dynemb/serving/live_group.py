@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import name_tables
-from torch_dynemb.argument_checks import described, integer, text
+from torch_dynemb.argument_checks import described, integer, table_number, text
 from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
@@ -149,30 +149,35 @@ class LiveTables(CountedTables):
             buffers["free"],
         )
 
-    def list_ids(self, table: int) -> ops.LiveIds:
+    def list_ids(self, table: int | str) -> ops.LiveIds:
         """Return all ids of a table, in the slots of its index.
 
         Args:
-            table: number of the table.
+            table: name or number of the table.
 
         Raises:
+            TypeError, ValueError, IndexError: an unknown table.
             RuntimeError: the tables are damaged.
         """
-        return ops.serve_ids(self.tensors(), table=table, slots=self._slots[table])
+        number = table_number("LiveTables.list_ids", self.names, table)
+        return ops.serve_ids(self.tensors(), table=number, slots=self._slots[number])
 
-    def read_ids(self, table: int, ids: Tensor, wanted: Tensor | None = None) -> ops.LiveRows:
+    def read_ids(self, table: int | str, ids: Tensor, wanted: Tensor | None = None) -> ops.LiveRows:
         """Return the rows of those ids that the table has now.
 
         Args:
-            table: number of the table.
+            table: name or number of the table.
             ids: int64 [n].
             wanted: bool [n], ids to look for; None: all.
 
         Raises:
+            TypeError, ValueError, IndexError: an unknown table.
             RuntimeError: the tables are damaged.
         """
+        number = table_number("LiveTables.read_ids", self.names, table)
+        dim = self.dims[number]
         try:
-            return ops.serve_rows(self.tensors(), ids, wanted, table=table, dim=self.dims[table])
+            return ops.serve_rows(self.tensors(), ids, wanted, table=number, dim=dim)
         except RuntimeError as error:
             name_tables(error, self.names)
             raise

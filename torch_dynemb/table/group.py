@@ -71,14 +71,16 @@ class TableGroup(GroupTables):
 
     # -- lookup --------------------------------------------------------------------------------
 
-    def find(self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]) -> ops.FoundIds:
+    def find(
+        self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int | str]
+    ) -> ops.FoundIds:
         """Find handles of ids, without changing anything.
 
         Args:
             ids: int64 [N], feature after feature.
             offsets: int64 [F * B + 1], ascending from 0 to N: begins of the bags, B of each
                 feature; may be empty for one feature.
-            feature_tables: F numbers of tables, from 0.
+            feature_tables: F tables, by name or number.
 
         Returns:
             Handles of the ids, and the number of missing ids; see
@@ -89,13 +91,14 @@ class TableGroup(GroupTables):
             RuntimeError: offsets are not ascending from 0 to N (on a GPU, a later call raises it),
                 or a table number is out of range.
         """
-        return lookup.find(self._tables, ids, offsets, feature_tables)
+        numbers = self._numbers("find", feature_tables)
+        return lookup.find(self._tables, ids, offsets, numbers)
 
     def find_or_insert(
         self,
         ids: Tensor,
         offsets: Tensor,
-        feature_tables: Sequence[int],
+        feature_tables: Sequence[int | str],
         feature_policies: Sequence[int] | None = None,
         *,
         scores: Tensor | None = None,
@@ -103,7 +106,9 @@ class TableGroup(GroupTables):
     ) -> Tensor:
         """Find handles of ids; new ids get a row if their policy admits them.
 
-        See :func:`torch_dynemb.ops.find_or_insert_`.
+        See :func:`torch_dynemb.ops.find_or_insert_`. For ids of one table, see :meth:`insert`; to
+        set rows, :meth:`insert_or_assign` and :meth:`fill`; to write initial ones,
+        :meth:`materialize`.
 
         Args:
             ids, offsets, feature_tables: as in :meth:`find`.
@@ -125,11 +130,17 @@ class TableGroup(GroupTables):
             NoRoomError: a table is full, or memory is short.
                 On a GPU, a later call raises errors that depend on values of tensors.
         """
-        call = (ids, offsets, feature_tables, feature_policies)
+        numbers = self._numbers("find_or_insert", feature_tables)
+        call = (ids, offsets, numbers, feature_policies)
         return lookup.find_or_insert(self._tables, *call, scores=scores, counts=counts)
 
     def prefetch(
-        self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int], *, ahead: int = 1
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        feature_tables: Sequence[int | str],
+        *,
+        ahead: int = 1,
     ) -> None:
         """Start to load the rows of a later lookup into memory, and return at once.
 
@@ -143,10 +154,14 @@ class TableGroup(GroupTables):
             TypeError, ValueError: as :meth:`find`, or ``ahead`` is not an int, or less than 1.
             RuntimeError: the storage has failed, or memory or the disk is full.
         """
-        lookup.prefetch(self._tables, ids, offsets, feature_tables, ahead=ahead)
+        numbers = self._numbers("prefetch", feature_tables)
+        lookup.prefetch(self._tables, ids, offsets, numbers, ahead=ahead)
 
     def insert(self, table: int | str, ids: Tensor, *, scores: Tensor | None = None) -> Tensor:
         """Insert ids into one table, as training does; its policy may refuse some a row.
+
+        For ids of several tables, see :meth:`find_or_insert`; to set rows, :meth:`insert_or_assign`
+        and :meth:`fill`; to write initial ones, :meth:`materialize`.
 
         Args:
             table: its name or number.
@@ -269,7 +284,9 @@ class TableGroup(GroupTables):
 
         Admission does not apply, and exact counts of these ids are cleared (a sketch cannot forget
         one id). Other ids are evicted if the table is full. Before many batches of new ids,
-        :meth:`reserve` grows the index for all of them at once.
+        :meth:`reserve` grows the index for all of them at once. To insert ids without rows, see
+        :meth:`insert` and :meth:`find_or_insert`; to set all rows, :meth:`fill`; to write initial
+        ones, :meth:`materialize`.
 
         Args:
             table: its name or number.
@@ -293,12 +310,17 @@ class TableGroup(GroupTables):
     def materialize(self) -> int:
         """Write the rows that no backward has written yet; return how many.
 
-        Rows in a store are skipped: a read returns their initial values.
+        Rows in a store are skipped: a read returns their initial values. Inserts no id: see
+        :meth:`insert`, :meth:`find_or_insert` and :meth:`insert_or_assign`; sets no value: see
+        :meth:`fill`.
         """
         return row_access.materialize(self._tables)
 
     def fill(self, table: int | str, value: float) -> None:
         """Set the rows of all ids of a table to a value; optimizer state stays.
+
+        To set rows of some ids, see :meth:`insert_or_assign`; to insert ids, :meth:`insert` and
+        :meth:`find_or_insert`; to write initial rows, :meth:`materialize`.
 
         Args:
             table: its name or number.

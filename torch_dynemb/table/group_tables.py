@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,6 +63,12 @@ class GroupTables:
 
     def _number(self, call: str, table: int | str) -> int:
         return table_number(call, self.names, table)
+
+    def _numbers(self, call: str, feature_tables: Sequence[int | str]) -> list[int]:
+        """Return numbers of tables; ops check numbers that are given, at less cost."""
+        return [
+            table if type(table) is int else self._number(call, table) for table in feature_tables
+        ]
 
     # -- views ---------------------------------------------------------------------------------
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+from torch_dynemb.argument_checks import refusing_names
 
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -143,16 +145,7 @@ def refusing(module: str) -> Callable[[str], NoReturn]:
     Args:
         module: full name of the module.
     """
-
-    def __getattr__(name: str) -> NoReturn:  # noqa: N807
-        message = _missing(module, name)
-        if message:
-            # an AttributeError would be replaced by Python in ``from ... import``
-            raise ImportError(message, name=module)
-        names = getattr(sys.modules[module], "__all__", [])
-        raise AttributeError(f"{module} has no attribute {name!r}, expected one of {names}")
-
-    return __getattr__
+    return refusing_names(module, functools.partial(_missing, module))
 
 
 class MissingModules:

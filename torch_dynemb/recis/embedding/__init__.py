@@ -4,6 +4,7 @@ from torch_dynemb.recis.embedding.dynamic_embedding import DynamicEmbedding
 from torch_dynemb.recis.embedding.embedding_engine import EmbeddingEngine
 from torch_dynemb.recis.embedding.frozen import FrozenDynamicEmbedding, FrozenEmbeddingEngine
 from torch_dynemb.recis.embedding.options import EmbeddingOption
+from torch_dynemb.recis.embedding.unreduced import NoReduceEmbedding
 
 __all__ = [
     "DynamicEmbedding",
@@ -11,4 +12,5 @@ __all__ = [
     "EmbeddingOption",
     "FrozenDynamicEmbedding",
     "FrozenEmbeddingEngine",
+    "NoReduceEmbedding",
 ]

@@ -12,11 +12,13 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.agreement import check_agreement
 from torch_dynemb.distributed.ranks import process_group_of, rank_group
 from torch_dynemb.recis.embedding.bags import Ids
+from torch_dynemb.recis.embedding.insertion import insert_rows
 from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Runtime, fail_lookup
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.embedding.physical_table import hash_table_of
 from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
 from torch_dynemb.recis.embedding.requests_of_children import requests_of
+from torch_dynemb.recis.embedding.unreduced import NoReduceEmbedding
 
 
 class DynamicEmbedding(nn.Module):
@@ -70,6 +72,33 @@ class DynamicEmbedding(nn.Module):
             coalesced=emb_opt.coalesced,
         )
         self._runtime = Runtime.of(emb_opt)
+
+    def insert(self, input_ids: Tensor, input_emb: Tensor, child: str | None = None) -> None:
+        """Set rows of ids; new ids get a row whatever the admission rule is.
+
+        Over several ranks all make the call, each with rows of any ids, which go to their owners.
+        All of the rows of all ranks are set, or none. See the FAQ for the other ways to insert.
+
+        Args:
+            input_ids: int64 or int32 of any shape, n in all, distinct over all ranks.
+            input_emb: float [n, dim].
+            child: name of the logical table; required if there are several.
+
+        Raises:
+            TypeError: dtypes do not match.
+            ValueError: unknown child, shapes do not match, or an id is repeated. All ranks raise
+                the error of one.
+            RuntimeError: the table has storage and no optimizer yet.
+            NoRoomError: the table is full, or memory is short.
+
+        Example:
+            >>> import torch
+            >>> items = DynamicEmbedding(EmbeddingOption(embedding_dim=2, shared_name="item"))
+            >>> items.insert(torch.tensor([7, 8]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+            >>> items(torch.tensor([[7, 8]])).detach()
+            tensor([[4., 6.]])
+        """
+        insert_rows("DynamicEmbedding.insert", self.hashtable, child, input_ids, input_emb)
 
     def exchange_ids(
         self, input_ids: Ids | Mapping[str, Ids], input_weights: Tensor | None = None
@@ -125,7 +154,7 @@ class DynamicEmbedding(nn.Module):
         self,
         input_ids: Ids | Mapping[str, Ids] | PreparedLookup,
         input_weights: Tensor | None = None,
-    ) -> Tensor | dict[str, Tensor]:
+    ) -> Tensor | NoReduceEmbedding | dict[str, Tensor]:
         """Look ids up and combine the rows of each sample.
 
         Args:
@@ -138,7 +167,8 @@ class DynamicEmbedding(nn.Module):
         Returns:
             float32 (float16 with ``fp16_enabled``): the shape of the ids without the last dimension
             + (dim,), or (tile_len * dim,). For a ragged tensor, the shape of its dense form, with
-            zeros for missing rows. For several children a dict of them.
+            zeros for missing rows. For several children a dict of them. With ``no_reduce`` a
+            :class:`NoReduceEmbedding`.
 
         Raises:
             TypeError, ValueError: dtypes, shapes or devices do not match.
@@ -152,7 +182,7 @@ class DynamicEmbedding(nn.Module):
             )
         results = finished(input_ids)
         if len(self.emb_opt.children) == 1:
-            only: Tensor = results[self.emb_opt.children[0]]
+            only: Tensor | NoReduceEmbedding = results[self.emb_opt.children[0]]
             return only
         return results
 

@@ -8,16 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
 from torch_dynemb.distributed.ranks import process_group_of, rank_group
+from torch_dynemb.nn.id_exchange import fail_insertion
 from torch_dynemb.recis.embedding.feature_lookups import FeatureLookup, FeatureLookups
+from torch_dynemb.recis.embedding.insertion import insert_rows
 from torch_dynemb.recis.embedding.joint_lookup import Runtime
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.embedding.physical_table import hash_table_of, physical_name
 from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
+from torch_dynemb.recis.tables.hash_table import HashTable
 
 
 def _differences(one: EmbeddingOption, other: EmbeddingOption) -> str:
@@ -108,7 +111,7 @@ class EmbeddingEngine(FeatureLookups):
         for table, options in by_table.items():
             children = list(dict.fromkeys(option.shared_name for option in options.values()))
             self.tables[table] = hash_table_of(
-                table,
+                ", ".join(children),
                 children,
                 options,
                 self._ranks[table],
@@ -122,9 +125,32 @@ class EmbeddingEngine(FeatureLookups):
         self._runtimes: dict[tuple[str, str], Runtime] = {}
         for name in emb_options:
             feature = self._features[name]
-            key = (feature.table, feature.option.runtime_info())
+            alone = f" of {name}" if feature.option.no_reduce else ""
+            key = (feature.table, feature.option.runtime_info() + alone)
             self._lookups.setdefault(key, []).append(name)
             self._runtimes[key] = Runtime.of(feature.option)
+
+    def insert(self, feature: str, input_ids: Tensor, input_emb: Tensor) -> None:
+        """Set rows of ids of a feature's table; see :meth:`DynamicEmbedding.insert`.
+
+        Args:
+            feature: its name in ``emb_options``.
+            input_ids: int64 or int32 of any shape, n in all, distinct over all ranks.
+            input_emb: float [n, dim].
+
+        Raises:
+            KeyError: the feature is unknown.
+            TypeError, ValueError, RuntimeError: as :meth:`DynamicEmbedding.insert`.
+        """
+        owner, found = "EmbeddingEngine.insert: feature", self._features.get(feature)
+        table = self._table(next(iter(self.tables)) if found is None else found.table)
+        assert isinstance(table, HashTable)
+        if found is None:
+            expected = f"expected one of {list(self._features)}"
+            error = KeyError(f"{owner} is {feature!r}, {expected}")
+            fail_insertion(table.rank_group, error)
+        child = found.option.shared_name
+        insert_rows(f"{owner} {feature!r}", table, child, input_ids, input_emb)
 
     def exchange_ids(self, input_features: Mapping[str, Any]) -> PreparedLookup:
         """Send ids to the ranks that have their rows; pass the result to :meth:`forward`.

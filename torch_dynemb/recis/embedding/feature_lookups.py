@@ -108,7 +108,7 @@ class FeatureLookups(nn.Module):
                         bags,
                         decays=policy.combine == "decayed_sum",
                     )
-                requests.append(Request(child, bags, option.tile_len, scores))
+                requests.append(Request(child, bags, option.combiner_kwargs, scores))
             of_lookups.append(requests)
         return of_lookups
 

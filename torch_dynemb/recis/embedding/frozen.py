@@ -15,6 +15,7 @@ from torch_dynemb.recis.embedding.feature_lookups import FeatureLookups
 from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Runtime
 from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
 from torch_dynemb.recis.embedding.requests_of_children import requests_of
+from torch_dynemb.recis.embedding.unreduced import NoReduceEmbedding
 from torch_dynemb.recis.tables.frozen_table import FrozenHashTable, frozen_hash_table
 from torch_dynemb.serving import Choices, ReadOnly, converted_dtype
 
@@ -40,7 +41,7 @@ class FrozenDynamicEmbedding(ReadOnly):
 
     def forward(
         self, input_ids: Ids | Mapping[str, Ids], input_weights: Tensor | None = None
-    ) -> Tensor | dict[str, Tensor]:
+    ) -> Tensor | NoReduceEmbedding | dict[str, Tensor]:
         """Look ids up as :meth:`DynamicEmbedding.forward` does in eval mode.
 
         Args:
@@ -62,7 +63,7 @@ class FrozenDynamicEmbedding(ReadOnly):
         lookup = JointLookup(self.hashtable, self._runtime, list(requests.values()), None)
         results = finished(PreparedLookup([(list(requests), lookup)], {}))
         if len(self.emb_opt.children) == 1:
-            only: Tensor = results[self.emb_opt.children[0]]
+            only: Tensor | NoReduceEmbedding = results[self.emb_opt.children[0]]
             return only
         return results
 

@@ -4,48 +4,66 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torch_dynemb import ops
+from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.ranks import RankGroup
 from torch_dynemb.nn.id_exchange import Arrived, IdExchange, fail_exchange
 from torch_dynemb.ops import LookupBatch
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.recis.embedding.bags import Bags
 from torch_dynemb.recis.embedding.options import EmbeddingOption
+from torch_dynemb.recis.embedding.unreduced import NoReduceEmbedding, of_distinct
+from torch_dynemb.recis.functional.combiners import OWN_COMBINERS, get_combiner
 from torch_dynemb.recis.tables.frozen_table import FrozenHashTable
 from torch_dynemb.recis.tables.hash_table import HashTable
 from torch_dynemb.recis.tables.packed_rows import unpack_int8
 
 _IDS_OF_CALL = 1 << 18
-_POOLING = {"sum": Pooling.SUM, "mean": Pooling.MEAN, "tile": Pooling.NONE}
+_POOLING = {"sum": Pooling.SUM, "mean": Pooling.MEAN}
 
 
 class Runtime(NamedTuple):
     """Settings that all features of a joint lookup share.
 
     Attributes:
-        pooling: NONE stands for tile.
+        pooling: NONE stands for tile, for a registered combiner, and for rows that stay apart.
         reads_only: new ids get no row.
         trains: rows get gradients, and new ids a row.
         output_dtype: of the result.
+        combiner: name of a registered combiner; None: one of the others.
+        use_weight: whether weights of ids count.
+        no_reduce: the result is a NoReduceEmbedding.
     """
 
     pooling: Pooling
     reads_only: bool
     trains: bool
     output_dtype: torch.dtype
+    combiner: str | None
+    use_weight: bool
+    no_reduce: bool
 
     @classmethod
     def of(cls, option: EmbeddingOption) -> Runtime:
         """Return the runtime of an option."""
         output_dtype = torch.float16 if option.fp16_enabled else torch.float32
-        return cls(_POOLING[option.combiner], option.reads_only, option.trainable, output_dtype)
+        own = option.no_reduce or option.combiner in OWN_COMBINERS
+        return cls(
+            Pooling.NONE if option.no_reduce else _POOLING.get(option.combiner, Pooling.NONE),
+            option.reads_only,
+            option.trainable,
+            output_dtype,
+            None if own else option.combiner,
+            option.use_weight,
+            option.no_reduce,
+        )
 
 
 class Request(NamedTuple):
@@ -54,13 +72,13 @@ class Request(NamedTuple):
     Attributes:
         child: number of its logical table.
         bags: its ids.
-        tile_len: rows of a bag that are kept, with Pooling.NONE.
+        combiner_kwargs: of the combiner, or None.
         scores: custom scores of its ids, [n], given by all requests of a lookup or by none.
     """
 
     child: int
     bags: Bags
-    tile_len: int | None
+    combiner_kwargs: Mapping[str, Any] | None
     scores: Tensor | None = None
 
 
@@ -113,9 +131,11 @@ class JointLookup:
         bounds = _bounds(sizes, ids.device)
         self._table.prefetch_lookup(LookupBatch.of_rows(ids, bounds, children, self._table.columns))
 
-    def rows(self) -> list[Tensor]:
+    def rows(self) -> list[Tensor] | list[NoReduceEmbedding]:
         """Return the result of every request: shape of its bags + (columns,)."""
         table, runtime = self._table, self._runtime
+        if runtime.no_reduce:
+            return [self._unreduced()]
         by_bags = self._by_bags()
         results: dict[int, Tensor] = {}
         direct = runtime.pooling != Pooling.NONE and not table.packed
@@ -125,6 +145,10 @@ class JointLookup:
                     results |= zip(piece, self._pooled(piece), strict=True)
         else:
             rows, positions = self._distinct_rows()
+            if runtime.combiner is not None:
+                for r, request in enumerate(self._requests):
+                    results[r] = _by_function(runtime, request, rows, positions[r])
+                by_bags = []
             for part in by_bags:
                 of_part = _joined([positions[r] for r in part]) if len(by_bags) > 1 else None
                 chosen = _joined(positions) if of_part is None else of_part
@@ -136,6 +160,15 @@ class JointLookup:
                 result = result.to(runtime.output_dtype)
             placed[place] = result
         return [placed[place] for place in range(len(placed))]
+
+    def _unreduced(self) -> NoReduceEmbedding:
+        """Return the rows of the only request, which has a lookup of its own."""
+        (request,) = self._requests
+        ids, offsets = request.bags.ids, request.bags.offsets
+        rows, (positions,) = self._distinct_rows()
+        if self._exchange is None:
+            rows, positions = of_distinct(ids, _bounds([ids.shape[0]], ids.device), rows)
+        return NoReduceEmbedding(rows.to(self._runtime.output_dtype), positions, offsets)
 
     def _by_bags(self) -> list[list[int]]:
         """Group requests by number of bags.
@@ -229,13 +262,13 @@ class JointLookup:
         offsets = _joined_offsets([request.bags.offsets for request in requests])
         weights = _joined_weights([request.bags for request in requests])
         if self._runtime.pooling == Pooling.NONE:
-            lengths = [request.tile_len for request in requests]
+            lengths = [(request.combiner_kwargs or {})["tile_len"] for request in requests]
             return ops.ragged_tile(
                 rows,
                 positions,
                 offsets,
                 features=len(requests),
-                tile_lens=[length for length in lengths if length is not None],
+                tile_lens=lengths,
                 weights=weights,
             )
         output = ops.pool_rows(
@@ -269,6 +302,29 @@ def fail_lookup(
         return
     assert isinstance(table, HashTable)  # a frozen table has all rows
     fail_exchange(table.group.device, ranks, failure)
+
+
+def _by_function(runtime: Runtime, request: Request, rows: Tensor, positions: Tensor) -> Tensor:
+    """Combine the rows of a request by a registered combiner."""
+    assert runtime.combiner is not None
+    bags = request.bags
+    weights = bags.weights
+    if weights is None and runtime.use_weight:
+        weights = torch.ones(bags.ids.shape[0], device=bags.ids.device)
+    output = get_combiner(runtime.combiner)(
+        emb=rows,
+        weight=weights,
+        reverse_index=positions,
+        offsets=bags.offsets,
+        combiner_kwargs=dict(request.combiner_kwargs or {}),
+    )
+    samples = bags.offsets.shape[0] - 1
+    if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[0] != samples:
+        raise ValueError(
+            f"combiner {runtime.combiner!r} returned {described(output)}, expected a tensor "
+            f"[{samples}, columns], a row for each sample"
+        )
+    return output
 
 
 def _look_up_own(table: HashTable, runtime: Runtime, ids: Arrived) -> Tensor:

@@ -15,15 +15,12 @@ from torch_dynemb.distributed.agreement import Described, Option, comparable
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.ops.columns import MAX_ROWS
 from torch_dynemb.policy import Policy
-from torch_dynemb.recis.tables.arguments import GRAD_REDUCTIONS, check_storage_on
+from torch_dynemb.recis.functional.combiners import OWN_COMBINERS, combiner_names
+from torch_dynemb.recis.tables.arguments import check_grad_reduction, check_storage_on
 from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook
 from torch_dynemb.storage.device import device_of
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table.config import ROW_DTYPES
-
-Combiner = Literal["sum", "mean", "tile"]
-COMBINERS = ("sum", "mean", "tile")
-
 
 _NOT_ALIKE = ("block_size", "device", "pg")
 
@@ -53,9 +50,10 @@ class EmbeddingOption:
         combiner: reduction of the rows e_i of a sample, with weights w_i. ``"sum"``: of w_i e_i.
             ``"mean"``: the sum divided by the sum of w_i, or by the count without weights.
             ``"tile"``: the first ``combiner_kwargs["tile_len"]`` rows side by side, each times its
-            weight, then zeros. An empty sample gives 0. To keep the row of every id, give each a
-            bag of its own: ``RaggedTensor(ids, [row_splits, torch.arange(len(ids) + 1)])`` becomes
-            [samples, longest, dim].
+            weight, then zeros. An empty sample gives 0. Other names are those of
+            :func:`torch_dynemb.recis.functional.register_combiner`. To keep the row of every id,
+            give each a bag of its own: ``RaggedTensor(ids, [row_splits, torch.arange(n + 1)])`` of
+            n ids, which becomes [samples, longest, dim]. Or see ``no_reduce``.
         combiner_kwargs: of the combiner.
         grad_reduce_by: gradient of an id over ranks. ``"worker"``: the sum divided by the number of
             ranks. ``"id"``: the sum divided by the number of ranks that sent the id in the same
@@ -76,6 +74,8 @@ class EmbeddingOption:
             ``filter_hook`` have ``"custom"`` or a :class:`torch_dynemb.Custom`. None: scores are
             those of ``group.scores.set_batch``.
         fp16_enabled: int8 rows are returned as float16 instead of float32.
+        no_reduce: True: the output is a :class:`NoReduceEmbedding`: rows that are not combined.
+            Combiner and weights have no effect, and the feature has a lookup of its own.
 
     Raises:
         TypeError, ValueError: a wrong value, or a contradiction.
@@ -97,12 +97,13 @@ class EmbeddingOption:
     coalesced: bool = False
     initializer: Initializer | None = None
     use_weight: bool = True
-    combiner: Combiner = "sum"
+    combiner: str = "sum"
     combiner_kwargs: Mapping[str, Any] | None = None
     grad_reduce_by: Literal["worker", "id"] = "worker"
     filter_hook: FilterHook | None = None
     admit_hook: AdmitHook | None = None
     fp16_enabled: bool = False
+    no_reduce: bool = False
     max_rows: int | None = None
     storage: Storage | None = None
     score_from: str | None = None
@@ -115,7 +116,7 @@ class EmbeddingOption:
                 f"EmbeddingOption: children is {described(self.children)}, expected a list of names"
             )
         self.children = list(self.children) or [self.shared_name]
-        for name in ("trainable", "coalesced", "use_weight", "fp16_enabled"):
+        for name in ("trainable", "coalesced", "use_weight", "fp16_enabled", "no_reduce"):
             flag(f"EmbeddingOption: {name}", getattr(self, name))
         for name, value in [
             ("shared_name", self.shared_name),
@@ -151,11 +152,7 @@ class EmbeddingOption:
             )
         self._check_children()
         self._check_combiner()
-        if self.grad_reduce_by not in GRAD_REDUCTIONS:
-            raise ValueError(
-                f"EmbeddingOption: grad_reduce_by is {self.grad_reduce_by!r}, expected one of "
-                f"{GRAD_REDUCTIONS}"
-            )
+        check_grad_reduction("EmbeddingOption", self.grad_reduce_by)
         for name, kind in (("filter_hook", FilterHook), ("admit_hook", AdmitHook)):
             hook = getattr(self, name)
             if hook is not None and not isinstance(hook, kind):
@@ -192,6 +189,11 @@ class EmbeddingOption:
             raise ValueError(
                 f"EmbeddingOption: children are {self.children}, expected every name once"
             )
+        if len(self.children) > 1 and self.no_reduce:
+            raise ValueError(
+                f"EmbeddingOption: no_reduce is True with children {self.children}: give each an "
+                "option of its own, to an EmbeddingEngine"
+            )
         if len(self.children) > 1 and not self.coalesced:
             raise ValueError(
                 f"EmbeddingOption: children are {self.children}, but coalesced is False: one table "
@@ -199,11 +201,16 @@ class EmbeddingOption:
             )
 
     def _check_combiner(self) -> None:
-        if self.combiner not in COMBINERS:
+        if self.no_reduce:
+            return
+        known = combiner_names()
+        if self.combiner not in known:
             raise ValueError(
-                f"EmbeddingOption: combiner is {self.combiner!r}, expected one of {COMBINERS}: "
-                "'tile' keeps the rows of a sample side by side"
+                f"EmbeddingOption: combiner is {self.combiner!r}, expected one of {known}: 'tile' "
+                "keeps the rows of a sample side by side, register_combiner adds others"
             )
+        if self.combiner not in OWN_COMBINERS:
+            return
         given = dict(self.combiner_kwargs or {})
         if self.combiner != "tile":
             if given:
@@ -218,11 +225,6 @@ class EmbeddingOption:
                 f"EmbeddingOption: combiner_kwargs is {self.combiner_kwargs}, expected "
                 "{'tile_len': n} with n of at least 1 for combiner 'tile'"
             )
-
-    @property
-    def tile_len(self) -> int | None:
-        """Rows of a sample that the combiner ``"tile"`` keeps."""
-        return None if self.combiner_kwargs is None else self.combiner_kwargs.get("tile_len")
 
     @property
     def reads_only(self) -> bool:
@@ -268,6 +270,8 @@ class EmbeddingOption:
             "admit_hook": repr(self.admit_hook),
             "fp16_enabled": self.fp16_enabled,
         }
+        if self.no_reduce:
+            info["no_reduce"] = True
         if self.score_from is not None:
             info["brings_scores"] = True
         return json.dumps(info)

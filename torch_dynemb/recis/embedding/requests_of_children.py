@@ -59,7 +59,7 @@ def requests_of(
                 input_weights,
                 use_weight=option.use_weight,
             ),
-            option.tile_len,
+            option.combiner_kwargs,
         )
         for name, ids in features.items()
     }

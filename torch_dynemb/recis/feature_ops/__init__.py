@@ -12,8 +12,10 @@ from torch_dynemb.recis.feature_ops.fused import (
     FusedModOP,
     FusedMultiHashOP,
     FusedOP,
+    FusedStringMultiHashOP,
 )
-from torch_dynemb.recis.feature_ops.hash import Hash, IDMultiHash
+from torch_dynemb.recis.feature_ops.hash import Hash, IDMultiHash, StringMultiHash
+from torch_dynemb.recis.feature_ops.mask import Mask
 from torch_dynemb.recis.feature_ops.mod import Mod
 from torch_dynemb.recis.feature_ops.truncate import SequenceLengthError, SequenceTruncate
 
@@ -29,11 +31,14 @@ __all__ = [
     "FusedModOP",
     "FusedMultiHashOP",
     "FusedOP",
+    "FusedStringMultiHashOP",
     "Hash",
     "IDMultiHash",
+    "Mask",
     "Mod",
     "SelectField",
     "SelectFields",
     "SequenceLengthError",
     "SequenceTruncate",
+    "StringMultiHash",
 ]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch_dynemb.recis.arguments import entries
 from torch_dynemb.recis.feature_ops.bucketize import Bucketize
 from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
-from torch_dynemb.recis.feature_ops.hash import Hash, IDMultiHash
+from torch_dynemb.recis.feature_ops.hash import Hash, IDMultiHash, StringMultiHash
 from torch_dynemb.recis.feature_ops.mod import Mod
 from torch_dynemb.recis.feature_ops.truncate import SequenceTruncate
 
@@ -107,6 +107,12 @@ class FusedMultiHashOP(FusedOP):
     kind = IDMultiHash
 
 
+class FusedStringMultiHashOP(FusedOP):
+    """Several :class:`StringMultiHash`."""
+
+    kind = StringMultiHash
+
+
 __all__ = [
     "FusedBoundaryOP",
     "FusedCutoffOP",
@@ -114,4 +120,5 @@ __all__ = [
     "FusedModOP",
     "FusedMultiHashOP",
     "FusedOP",
+    "FusedStringMultiHashOP",
 ]

@@ -19,11 +19,18 @@ from torch_dynemb.recis.feature_ops.values import (
     flat_values,
     with_values,
 )
+from torch_dynemb.recis.functional.string_ops import (
+    djb2hash,
+    ev_farmhash,
+    fused_int64_to_string_int8,
+    sdbmhash,
+)
 from torch_dynemb.recis.ragged.offsets import as_int64
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 _MULTIPLIERS = (1, 3, 5, 7)
 _PRIME_FACTORS = (29, 47, 67, 83)
+_TEXT_HASHES = (ops.farmhash, ops.murmurhash64a, sdbmhash, djb2hash)
 
 
 class IDMultiHash(FeatureOp):
@@ -90,7 +97,8 @@ class Hash(FeatureOp):
     dimension is ragged. There must be one weight per string, or none.
 
     Args:
-        hash_type: "farm" (FarmHash Fingerprint64) or "murmur" (MurmurHash64A with seed 0).
+        hash_type: "farm" (FarmHash Fingerprint64), "ev_farm" (the same without its sign bit) or
+            "murmur" (MurmurHash64A with seed 0).
 
     Raises:
         ValueError: another ``hash_type``.
@@ -98,8 +106,10 @@ class Hash(FeatureOp):
 
     def __init__(self, hash_type: str) -> None:
         super().__init__()
-        if hash_type not in ("farm", "murmur"):
-            raise ValueError(f"Hash: hash_type is {hash_type!r}, expected 'farm' or 'murmur'")
+        if hash_type not in ("farm", "ev_farm", "murmur"):
+            raise ValueError(
+                f"Hash: hash_type is {hash_type!r}, expected 'farm', 'ev_farm' or 'murmur'"
+            )
         self.hash_type = hash_type
 
     def config(self) -> Hashable:
@@ -122,7 +132,8 @@ class Hash(FeatureOp):
     @classmethod
     def run(cls, ops_: Sequence[Hash], inputs: Sequence[RaggedTensor]) -> list[Value]:
         results: list[Value] = [value.values() for value in inputs]
-        for hash_type, hashed in (("farm", ops.farmhash), ("murmur", ops.murmurhash64a)):
+        kinds = {"farm": ops.farmhash, "ev_farm": ev_farmhash, "murmur": ops.murmurhash64a}
+        for hash_type, hashed in kinds.items():
             numbers = [i for i, op in enumerate(ops_) if op.hash_type == hash_type]
             hashes = hashed(
                 [flat_values(inputs[i]) for i in numbers],
@@ -135,4 +146,52 @@ class Hash(FeatureOp):
         return results
 
 
-__all__ = ["Hash", "IDMultiHash"]
+class StringMultiHash(FeatureOp):
+    """Up to four hashes of the decimal text of ids: a dict of ``f"{prefix}_{i}"``.
+
+    Hash i is the i-th of FarmHash, MurmurHash64A, sdbm and djb2, modulo ``num_buckets[i]``,
+    unsigned: RecIS's. Values have the shape of the ids.
+
+    Args:
+        num_buckets: of each hash.
+        prefix: of the names.
+
+    Raises:
+        TypeError: an argument has a wrong type.
+        ValueError: ``num_buckets`` has not one to four entries, or an entry is less than 1.
+    """
+
+    def __init__(self, num_buckets: Sequence[int], prefix: str = "str_multi_hash") -> None:
+        super().__init__()
+        self.num_buckets = numbers("StringMultiHash: num_buckets", num_buckets)
+        self.prefix = text("StringMultiHash: prefix", prefix)
+        if not 1 <= len(self.num_buckets) <= len(_TEXT_HASHES) or min(self.num_buckets) < 1:
+            raise ValueError(
+                f"StringMultiHash: num_buckets is {self.num_buckets}, expected 1 to "
+                f"{len(_TEXT_HASHES)} numbers of at least 1"
+            )
+
+    def config(self) -> Hashable:
+        return tuple(self.num_buckets), self.prefix
+
+    def check(self, owner: str, value: Any) -> None:
+        check_dtype(f"{owner}: StringMultiHash", value, INTEGERS)
+
+    @classmethod
+    def run(
+        cls, ops_: Sequence[StringMultiHash], inputs: Sequence[Value]
+    ) -> list[dict[str, Value]]:
+        ids = [flat_values(value).to(torch.int64) for value in inputs]
+        characters, begins = fused_int64_to_string_int8([of_op.flatten() for of_op in ids])
+        results: list[dict[str, Value]] = [{} for _ in ops_]
+        for i, hashed in enumerate(_TEXT_HASHES):
+            chosen = [n for n, op in enumerate(ops_) if len(op.num_buckets) > i]
+            hashes = hashed([characters[n] for n in chosen], [begins[n] for n in chosen])
+            buckets = ops.mod(hashes, [ops_[n].num_buckets[i] for n in chosen])
+            for n, of_op in zip(chosen, buckets, strict=True):
+                result = with_values(inputs[n], of_op.reshape(ids[n].shape))
+                results[n][f"{ops_[n].prefix}_{i}"] = result
+        return results
+
+
+__all__ = ["Hash", "IDMultiHash", "StringMultiHash"]

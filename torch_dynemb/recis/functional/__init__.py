@@ -5,6 +5,8 @@ results have offsets of the same dtype. Sizes in tensors are copied to the host,
 a GPU.
 """
 
+from torch_dynemb.argument_checks import refusing_names
+from torch_dynemb.recis.functional.combiners import get_combiner, register_combiner
 from torch_dynemb.recis.functional.embedding_ops import (
     ids_encode,
     ids_partition,
@@ -14,6 +16,7 @@ from torch_dynemb.recis.functional.embedding_ops import (
     sparse_embedding_segment_reduce,
 )
 from torch_dynemb.recis.functional.ragged_ops import (
+    compute_real_length,
     dense_to_ragged,
     feature_cross_ragged,
     fused_ragged_cutoff_2D,
@@ -21,6 +24,14 @@ from torch_dynemb.recis.functional.ragged_ops import (
     ragged_tile,
     ragged_to_dense,
     ragged_to_sparse,
+)
+from torch_dynemb.recis.functional.string_ops import (
+    djb2hash,
+    ev_farmhash,
+    fused_int64_to_string_int8,
+    fused_number_mask,
+    fused_string_mask,
+    sdbmhash,
 )
 from torch_dynemb.recis.functional.value_ops import (
     bucketize,
@@ -32,18 +43,28 @@ from torch_dynemb.recis.functional.value_ops import (
     multi_hash,
     murmurhash,
 )
+from torch_dynemb.recis.not_offered import advice_for
+
+__getattr__ = refusing_names(__name__, advice_for)
 
 __all__ = [
     "bucketize",
     "bucketize_mod",
+    "compute_real_length",
     "dense_to_ragged",
+    "djb2hash",
+    "ev_farmhash",
     "farmhash",
     "feature_cross_ragged",
     "fused_bucketize_gpu",
+    "fused_int64_to_string_int8",
     "fused_multi_hash",
+    "fused_number_mask",
     "fused_ragged_cutoff_2D",
     "fused_ragged_cutoff_3D",
+    "fused_string_mask",
     "fused_uint64_mod_gpu",
+    "get_combiner",
     "ids_encode",
     "ids_partition",
     "merge_offsets",
@@ -53,6 +74,8 @@ __all__ = [
     "ragged_tile",
     "ragged_to_dense",
     "ragged_to_sparse",
+    "register_combiner",
+    "sdbmhash",
     "segment_sum_sparse",
     "sparse_embedding_segment_reduce",
 ]

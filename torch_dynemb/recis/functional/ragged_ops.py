@@ -19,6 +19,7 @@ from torch_dynemb.recis.arguments import (
     numbers,
     tensors,
 )
+from torch_dynemb.recis.ragged.offsets import as_int64
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 
@@ -314,7 +315,69 @@ def tiled(
     return torch.cat(tiles)
 
 
+def compute_real_length(item_ragged: RaggedTensor, seller_ragged: RaggedTensor) -> Tensor:
+    """Count the places of each sequence that have a value in both features.
+
+    A place has a list of values, or of strings. A value is there if it is not 0, a string if it is
+    neither empty nor "0".
+
+    Args:
+        item_ragged: with two ragged dimensions; or three, for strings of int8 or uint8.
+        seller_ragged: with as many dimensions, and as many places in each sequence.
+
+    Returns:
+        float32 [sequences].
+
+    Raises:
+        TypeError: an argument is not a RaggedTensor, or strings have another dtype.
+        ValueError: another number of dimensions, or of places.
+
+    Example:
+        >>> sequences = torch.tensor([0, 2, 3])
+        >>> items = RaggedTensor(torch.tensor([7, 0, 8]), [sequences, torch.arange(4)])
+        >>> sellers = RaggedTensor(torch.tensor([1, 2, 0]), [sequences, torch.arange(4)])
+        >>> compute_real_length(items, sellers)
+        tensor([1., 0.])
+    """
+    owner = "compute_real_length"
+    named = {"item_ragged": item_ragged, "seller_ragged": seller_ragged}
+    filled = [_filled_places(f"{owner}: {name}", given) for name, given in named.items()]
+    sequences = [as_int64(given.offsets()[0]) for given in named.values()]
+    if any(a.shape != b.shape for a, b in (sequences, filled)):
+        raise ValueError(
+            f"{owner}: item_ragged has {len(item_ragged)} sequences of {filled[0].shape[0]} places "
+            f"together, but seller_ragged has {len(seller_ragged)} of {filled[1].shape[0]}, "
+            "expected as many"
+        )
+    return _sums(filled[0] & filled[1], sequences[0]).float()
+
+
+def _filled_places(owner: str, given: object) -> Tensor:
+    """Return which places of a ragged tensor have a value, bool [places]."""
+    if not isinstance(given, RaggedTensor):
+        raise TypeError(f"{owner} is {described(given)}, expected a RaggedTensor")
+    values, offsets = given.values(), [as_int64(of) for of in given.offsets()]
+    if values.dim() != 1 or len(offsets) not in (2, 3):
+        raise ValueError(
+            f"{owner} has {given.dim} dimensions, expected 3, or 4 for strings of bytes"
+        )
+    there = values != 0
+    if len(offsets) == 3:
+        if values.dtype not in (torch.int8, torch.uint8):
+            raise TypeError(f"{owner} has 4 dimensions of {values.dtype}, expected int8 or uint8")
+        lengths = offsets[2].diff()
+        there = (lengths > 1) | ((lengths == 1) & (_sums(values != ord("0"), offsets[2]) > 0))
+    return _sums(there, offsets[1]) > 0
+
+
+def _sums(flags: Tensor, offsets: Tensor) -> Tensor:
+    """Count the True values of each row, int64 [rows]."""
+    ends = flags.cumsum(0)
+    return torch.cat([ends.new_zeros(1), ends])[offsets].diff()
+
+
 __all__ = [
+    "compute_real_length",
     "dense_to_ragged",
     "feature_cross_ragged",
     "fused_ragged_cutoff_2D",

@@ -13,6 +13,7 @@ from torch_dynemb.recis.tables.hooks import (
 from torch_dynemb.recis.tables.slots import Slot, SlotGroup
 from torch_dynemb.recis.tables.sparse_parts import (
     filter_out_sparse_param,
+    filter_out_trainable_sparse_param,
     split_sparse_dense_state_dict,
 )
 
@@ -26,6 +27,7 @@ __all__ = [
     "Slot",
     "SlotGroup",
     "filter_out_sparse_param",
+    "filter_out_trainable_sparse_param",
     "register_admit_hook",
     "register_filter_hook",
     "split_sparse_dense_state_dict",

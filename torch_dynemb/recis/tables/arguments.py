@@ -19,8 +19,6 @@ from torch_dynemb.storage.device import device_of
 from torch_dynemb.storage.tiers import Storage, check_storage, needs_device_cache
 from torch_dynemb.table import TableConfig
 
-GRAD_REDUCTIONS = ("worker", "id")
-
 
 def one_dimension(embedding_shape: Sequence[int]) -> int:
     """Return the only size of an embedding_shape.
@@ -75,11 +73,12 @@ def check_storage_on(owner: str, storage: Storage | None, device: torch.device |
         )
 
 
-def check_grad_reduction(grad_reduce_by: str) -> None:
-    """Raise ValueError unless it is one of ``GRAD_REDUCTIONS``."""
-    if grad_reduce_by not in GRAD_REDUCTIONS:
+def check_grad_reduction(owner: str, grad_reduce_by: str) -> None:
+    """Raise ValueError unless it is "worker" or "id"."""
+    if grad_reduce_by not in ("worker", "id"):
         raise ValueError(
-            f"HashTable: grad_reduce_by is {grad_reduce_by!r}, expected one of {GRAD_REDUCTIONS}"
+            f"{owner}: grad_reduce_by is {grad_reduce_by!r}, expected 'worker' or 'id': 'worker' "
+            "divides the sum over ranks by their number, which a loss times that number undoes"
         )
 
 
@@ -120,7 +119,6 @@ def table_configs(
 
 
 __all__ = [
-    "GRAD_REDUCTIONS",
     "check_grad_reduction",
     "check_hash_table",
     "check_storage_on",

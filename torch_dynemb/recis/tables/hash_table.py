@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.admission import AdmissionRule
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.recis.initializers import seed_of
+from torch_dynemb.recis.not_offered import TABLE_METHODS
 from torch_dynemb.recis.slices import Slice, gen_slice
 from torch_dynemb.recis.tables.arguments import (
     check_grad_reduction,
@@ -31,7 +33,8 @@ from torch_dynemb.recis.tables.arguments import (
 )
 from torch_dynemb.recis.tables.children import ChildrenInfo, IdsMap
 from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook, RowFilter
-from torch_dynemb.recis.tables.packed_rows import pack_rows, unpack_int8
+from torch_dynemb.recis.tables.insertion import rows_to_store
+from torch_dynemb.recis.tables.packed_rows import unpack_int8
 from torch_dynemb.recis.tables.shard import check_in_slice
 from torch_dynemb.recis.tables.slots import EMBEDDING, SlotGroup, slot_group
 from torch_dynemb.storage.tiers import Storage
@@ -78,6 +81,7 @@ class HashTable(OptimizedLater):
     """
 
     how_to_optimize = "give it to one, such as SparseAdam(filter_out_sparse_param(model))"
+    _instead: ClassVar[Mapping[str, str]] = {**OptimizedLater._instead, **TABLE_METHODS}
 
     def __init__(
         self,
@@ -105,7 +109,7 @@ class HashTable(OptimizedLater):
         names = child_names(name, children, coalesced=coalesced)
         block_size = integer("HashTable: block_size", block_size, least=0)
         check_hash_table(slice, filter_hook, admissions)
-        check_grad_reduction(grad_reduce_by)
+        check_grad_reduction("HashTable", grad_reduce_by)
         packed = dtype == torch.int8
         row_filter = None if filter_hook is None else filter_hook.make()
         rules = dict(admissions or {})
@@ -385,17 +389,11 @@ class HashTable(OptimizedLater):
             RuntimeError: the table has storage and no optimizer yet.
         """
         self._check_stored("insert")
-        table = self._table(child)
-        flat = flat_ids("HashTable.insert: ids", ids)
-        embeddings = float_rows("HashTable.insert: embeddings", embeddings, self._group.device)
-        if tuple(embeddings.shape) != (flat.numel(), self.embedding_dim):
-            raise ValueError(
-                f"HashTable.insert: embeddings has shape {tuple(embeddings.shape)}, expected "
-                f"({flat.numel()}, {self.embedding_dim})"
-            )
-        check_in_slice("HashTable.insert", self.slice, flat)
-        rows = pack_rows(embeddings) if self.packed else embeddings
-        self._group.insert_or_assign(table, flat, rows)
+        call, table, packed = "HashTable.insert", self._table(child), self.packed
+        group, dim = self._group, self.embedding_dim
+        given = rows_to_store(call, "embeddings", ids, embeddings, group, dim, packed=packed)
+        check_in_slice(call, self.slice, given.ids)
+        group.insert_or_assign(table, given.ids, given.rows)
 
     def clear(self, child: str | None = None) -> None:
         """Remove all ids, of one child or of all; later ids reuse their rows.

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.ops.row_copies import copied_rows
-from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
+from torch_dynemb.optim import Adagrad, Adam, AdamW, AdamWTF, OptimizerConfig, RowWiseAdagrad
 from torch_dynemb.table import TableGroup
 
 EMBEDDING = "embedding"
 # RecIS's prefixes of the names of optimizer state
 _PREFIXES: dict[type[OptimizerConfig], str] = {
+    Adagrad: "sparse_adagrad_state_",
+    RowWiseAdagrad: "sparse_row_wise_adagrad_state_",
     Adam: "sparse_adam_",
     AdamW: "sparse_adamw_",
     AdamWTF: "sparse_adamw_tf_",

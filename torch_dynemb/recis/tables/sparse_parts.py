@@ -21,7 +21,8 @@ def filter_out_sparse_param(model: nn.Module) -> dict[str, HashTable]:
         model: with tables at any depth.
 
     Returns:
-        The tables by name, in the order of ``model.modules()``.
+        The tables in the order of ``model.modules()``, by name: for tables of an engine, the names
+        of the logical tables, such as ``"item, user"``.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -50,6 +51,19 @@ def filter_out_sparse_param(model: nn.Module) -> dict[str, HashTable]:
             owners[child] = module.name
         tables[module.name] = module
     return tables
+
+
+def filter_out_trainable_sparse_param(model: nn.Module) -> dict[str, HashTable]:
+    """Return the hash tables of :func:`filter_out_sparse_param` that are trained.
+
+    Args:
+        model: with tables at any depth.
+
+    Raises:
+        TypeError, ValueError: as :func:`filter_out_sparse_param`.
+    """
+    tables = filter_out_sparse_param(model)
+    return {name: table for name, table in tables.items() if table.trainable}
 
 
 def split_sparse_dense_state_dict(
@@ -87,4 +101,8 @@ def split_sparse_dense_state_dict(
     return sparse, dense
 
 
-__all__ = ["filter_out_sparse_param", "split_sparse_dense_state_dict"]
+__all__ = [
+    "filter_out_sparse_param",
+    "filter_out_trainable_sparse_param",
+    "split_sparse_dense_state_dict",
+]
