@@ -132,7 +132,7 @@ def values() -> dict[str, Any]:
         initializer_args=arguments,
         score_strategy=dynamicemb.DynamicEmbScoreStrategy.LFU,
         safe_check_mode=dynamicemb.DynamicEmbCheckMode.WARNING,
-        admit_strategy=dynamicemb.FrequencyAdmissionStrategy(3, arguments),
+        admit_strategy=dynamicemb.FrequencyAdmissionStrategy(3, initializer_args=arguments),
         admission_counter=dynamicemb.KVCounter(100),
         evicted_item_mode=dynamicemb.EvictedItemMode.RETAIN_KEY,
     )
