@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from refusing import Row, raising
 from torchrec.distributed.planner import Topology
 
@@ -13,6 +14,8 @@ from torch_dynemb.torchrec import (
 from torch_dynemb.torchrec.dynamicemb.options import (
     DynamicEmbInitializerArgs,
     FrequencyAdmissionStrategy,
+    KVCounter,
+    ProbabilisticAdmissionStrategy,
 )
 from torch_dynemb.torchrec.dynamicemb.options import DynamicEmbInitializerMode as Mode
 
@@ -32,6 +35,12 @@ ROWS: list[Row] = [
             r"lower is None and upper None.*\[-1.0, 1.0\] holds",
         ),
         (lambda: FrequencyAdmissionStrategy(-1), r"FrequencyAdmissionStrategy: threshold is -1"),
+        (
+            lambda: ProbabilisticAdmissionStrategy(1.5),
+            r"probability is 1\.5, expected a number f",
+        ),
+        (lambda: KVCounter(0), r"KVCounter: capacity is 0, expected at least 1"),
+        (lambda: KVCounter(9, key_type=torch.int32), r"KVCounter: key_type is torch.int32, exp"),
     ),
     *raising(
         TypeError,
@@ -41,8 +50,16 @@ ROWS: list[Row] = [
         ),
         (lambda: DynamicTableConstraints(3), r"options is 3, expected TableOptions\(...\)"),
         (
-            lambda: FrequencyAdmissionStrategy(3, 0.5),
+            lambda: FrequencyAdmissionStrategy(3, initializer_args=0.5),
             r"initializer_args is 0\.5, expected DynamicEmbInitiali",
+        ),
+        (
+            lambda: FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs()),
+            r"counter is DynamicEmbInit.*expected KVCounter.*give initializer_args by name",
+        ),
+        (
+            lambda: ProbabilisticAdmissionStrategy("0.5"),
+            r"ProbabilisticAdmissionStrategy: probability is .0\.5., expected a number",
         ),
         (
             lambda: DynamicEmbInitializerArgs("uniform"),

@@ -61,31 +61,6 @@ def test_a_dump_with_state_and_scores(tmp_path: Path, ranks: int) -> None:
     assert_holds(items, rows, scores=("frequency",))
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_rows_of_16_bits(tmp_path: Path, named: bool) -> None:
-    ids, rows = torch.arange(100, 103), torch.randn(3, DIM).to(torch.bfloat16)
-    end = ".rank_0.world_size_1"
-    ids.numpy().tofile(tmp_path / f"users_emb_keys{end}")
-    rows.view(torch.int16).numpy().tofile(tmp_path / f"users_emb_values{end}")
-    options = {"dtype": "bfloat16"} if named else {}
-    (tmp_path / "users_opt_args.json").write_text(json.dumps(options))
-    items = table()
-    if not named:
-        with pytest.raises(ValueError, match=r"has 6 columns.*have 3.*another value_dtype"):
-            migrate.load(items, migrate.read_dynamicemb(tmp_path, "users"))
-    given = None if named else torch.bfloat16
-    migrate.load(items, migrate.read_dynamicemb(tmp_path, "users", value_dtype=given))
-    assert torch.equal(items.group.read(0, ids), rows.float())
-
-
-def test_a_dtype_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    write_dynamicemb(tmp_path, "users", some_rows(5, DIM), options={"dtype": "int8"})
-    with pytest.raises(ValueError, match=r"users_opt_args.json: dtype is 'int8', expected one of"):
-        migrate.read_dynamicemb(tmp_path, "users")
-    with pytest.raises(ValueError, match=r"value_dtype is torch.int8, expected one of"):
-        migrate.read_dynamicemb(tmp_path, "users", value_dtype=torch.int8)
-
-
 def test_adam_continues_where_it_was(tmp_path: Path) -> None:
     rows = some_rows(100, DIM)
     rows.state = {"exp_avg": rows.values * 2, "exp_avg_sq": rows.values**2}
@@ -194,6 +169,7 @@ OPTIMIZERS = [
     (td.Adam(lr=0.25, betas=(0.5, 0.75), eps=0.125), "adam", 2 * DIM),
     (td.Adagrad(lr=0.5, eps=0.25), "exact_adagrad", DIM),
     (td.RowWiseAdagrad(lr=0.5, initial_accumulator_value=2.0), "exact_row_wise_adagrad", 1),
+    (td.Ftrl(lr=0.5, l1=0.25, l2=0.5, beta=1.0), "ftrl", 2 * DIM),
 ]
 
 
@@ -207,7 +183,8 @@ def test_what_is_dumped_is_what_the_table_holds(
     content = read_content(items.group.tables, 0)
     assert dumped.ids.tolist() == content.ids.tolist()
     assert np.array_equal(dumped.values, content.rows.numpy())
-    state = [of.numpy() for of in content.state.values()]
+    order = sorted(content.state)  # as DynamicEmb has them: linear, then sum
+    state = [content.state[name].numpy() for name in order]
     expected = np.concatenate([np.empty((len(dumped.ids), 0), np.float32), *state], 1)
     assert expected.shape[1] == columns
     assert np.array_equal(dumped.state["all"], expected)  # SGD has a file without bytes
@@ -220,6 +197,12 @@ def test_what_is_dumped_is_what_the_table_holds(
     if kind == "adam":
         known = {key: options[key] for key in ("iters", "beta1", "beta2", "eps", "weight_decay")}
         assert known == {"iters": 4, "beta1": 0.5, "beta2": 0.75, "eps": 0.125, "weight_decay": 0}
+    if kind == "ftrl":
+        known = {key: options[key] for key in ("learning_rate_power", "ftrl_beta", "l2_reg")}
+        assert known == {"learning_rate_power": -0.5, "ftrl_beta": 1.0, "l2_reg": 0.5}
+        assert options["l1_reg"] == 0.25
+    dtypes = {options[name] for name in ("embedding_dtype", "optim_state_dtype")}
+    assert (dtypes, options["embedding_dim"]) == ({"float32"}, DIM)
 
 
 @pytest.mark.parametrize(("optimizer", "kind", "columns"), OPTIMIZERS)

@@ -132,7 +132,7 @@ def values() -> dict[str, Any]:
         initializer_args=arguments,
         score_strategy=dynamicemb.DynamicEmbScoreStrategy.LFU,
         safe_check_mode=dynamicemb.DynamicEmbCheckMode.WARNING,
-        admit_strategy=dynamicemb.FrequencyAdmissionStrategy(3, arguments),
+        admit_strategy=dynamicemb.FrequencyAdmissionStrategy(3, initializer_args=arguments),
         admission_counter=dynamicemb.KVCounter(100),
         evicted_item_mode=dynamicemb.EvictedItemMode.RETAIN_KEY,
     )
@@ -177,6 +177,15 @@ def results() -> dict[str, Any]:
     }
 
 
+def arguments() -> dict[str, Any]:
+    """Arguments with DynamicEmb's names that values() lacks."""
+    return {
+        "optimizer": dynamicemb.DynamicEmbOptimType.FTRL,
+        "admission": dynamicemb.ProbabilisticAdmissionStrategy(0.25),
+        "counted": dynamicemb.FrequencyAdmissionStrategy(3, dynamicemb.KVCounter(100)),
+    }
+
+
 def expected() -> list[dict[str, Tensor]]:
     """By rank: what it had when the checkpoint was written."""
     numbers: list[dict[str, Tensor]] = kept("dcp_numbers.pt.gz", weights_only=True)
@@ -192,6 +201,7 @@ def write() -> None:
         ranks.stop()
     keep(values(), "torchrec_values.pickle.gz")
     keep(results(), "torchrec_results.pickle.gz")
+    keep(arguments(), "dynamicemb_arguments.pickle.gz")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ from torch_dynemb.torchrec.dynamicemb.options import (
     EvictedItemMode,
     FrequencyAdmissionStrategy,
     KVCounter,
+    ProbabilisticAdmissionStrategy,
 )
 from torch_dynemb.torchrec.planning.options import (
     TableOptions,
@@ -54,6 +55,12 @@ pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 
 Mode = DynamicEmbInitializerMode
 Strategy = DynamicEmbScoreStrategy
+
+
+def counted(*drawn: Any, **given: Any) -> FrequencyAdmissionStrategy:
+    arguments = DynamicEmbInitializerArgs(*drawn, **given)
+    return FrequencyAdmissionStrategy(3, initializer_args=arguments)
+
 
 # A value of each field and what of ours it becomes, for a table of 10,000 rows of 8 columns.
 ARRIVES: dict[str, list[tuple[Any, str, Any]]] = {
@@ -128,25 +135,18 @@ ARRIVES: dict[str, list[tuple[Any, str, Any]]] = {
         (FrequencyAdmissionStrategy(3), "policy.refused", "initial"),
         (FrequencyAdmissionStrategy(1), "policy.admission", None),
         (FrequencyAdmissionStrategy(0), "policy.admission", None),
+        (counted(Mode.CONSTANT), "policy.refused", "zeros"),
+        (counted(Mode.CONSTANT, value=0.5), "policy.refused", torch.full((8,), 0.5)),
+        (counted(), "policy.refused", "initial"),  # as new rows
+        (counted(Mode.NORMAL, 0.0, 0.1), "policy.refused", td.Normal(0.0, 0.1)),
+        (ProbabilisticAdmissionStrategy(0.25), "policy.admission", td.AdmitByChance(0.25)),
+        (ProbabilisticAdmissionStrategy(0.25), "policy.refused", "initial"),
+        (ProbabilisticAdmissionStrategy(1), "policy.admission", None),
+        (ProbabilisticAdmissionStrategy(0), "policy.admission", td.AdmitNone()),
         (
-            FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs(Mode.CONSTANT)),
+            ProbabilisticAdmissionStrategy(0.25, DynamicEmbInitializerArgs(Mode.CONSTANT)),
             "policy.refused",
             "zeros",
-        ),
-        (
-            FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs(Mode.CONSTANT, value=0.5)),
-            "policy.refused",
-            torch.full((8,), 0.5),
-        ),
-        (
-            FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs()),  # as new rows
-            "policy.refused",
-            "initial",
-        ),
-        (
-            FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs(Mode.NORMAL, 0.0, 0.1)),
-            "policy.refused",
-            td.Normal(0.0, 0.1),
         ),
     ],
 }
@@ -175,7 +175,10 @@ RAISES: dict[str, list[tuple[Any, str]]] = {
     "half_life": [
         ("7d", "half_life is '7d' and score_strategy is .*LFU_DECAY needs"),
     ],
-    "embedding_dtype": [(torch.int8, "embedding_dtype is torch.int8, expected one of")],
+    "embedding_dtype": [
+        (torch.int8, "embedding_dtype is torch.int8, expected one of"),
+        (torch.float8_e4m3fn, "embedding_dtype is torch.float8_e4m3fn.*DataType.BF16"),
+    ],
     "index_type": [(torch.int32, "index_type is torch.int32, expected one of")],
     "dist_type": [("diagonal", "dist_type is 'diagonal', expected one of")],
     "safe_check_mode": [("loud", "safe_check_mode is 'loud', expected one of")],
@@ -194,7 +197,7 @@ RAISES: dict[str, list[tuple[Any, str]]] = {
         (3, "admit_strategy is 3, expected"),
     ],
     "admission_counter": [
-        (KVCounter(10), "admission_counter is KVCounter.*admit_strategy"),
+        (KVCounter(10), "admission_counter is KVCounter.*admit_strategy is None, expected Freq"),
         (10, "admission_counter is 10, expected"),
     ],
 }
@@ -205,6 +208,12 @@ WARNS: dict[str, tuple[Any, str]] = {
     "max_load_factor": (0.75, "max_load_factor is 0.75.*70 % full"),
     "dist_type": ("continuous", "dist_type is 'continuous'.*a hash assigns"),
     "admission_counter": (KVCounter(10), "admission_counter.*23 bytes.*AdmitFrequentSketch"),
+    "admit_strategy": (
+        FrequencyAdmissionStrategy(2, KVCounter(10)),
+        "admit_strategy.counter is KVCounter.*23 bytes.*AdmitFrequentSketch",
+    ),
+    "output_dist": ("hierarchical", "output_dist is 'hierarchical'.*TorchRec's collectives"),
+    "output_dist_capacity": (4096, "output_dist_capacity is 4096.*TorchRec's collectives"),
 }
 
 # Values that need the table to be judged: see the tests below.
@@ -332,7 +341,10 @@ def test_options_are_compared_by_what_groups_tables() -> None:
         "dist_type",
         "score_strategy",
         "admit_strategy",
+        "evicted_item_mode",
         "half_life",
+        "initializer",
+        "eval_initializer",
     ]
     assert one == other
     assert hash(one) == hash(other)
@@ -341,8 +353,9 @@ def test_options_are_compared_by_what_groups_tables() -> None:
     assert one != other
     assert hash(one) != hash(other)
     one.score_strategy = Strategy.LFU
-    one.admit_strategy = FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs())
-    other.admit_strategy = FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs())
+    rejected = DynamicEmbInitializerArgs()
+    one.admit_strategy = FrequencyAdmissionStrategy(3, KVCounter(10), rejected)
+    other.admit_strategy = FrequencyAdmissionStrategy(3, KVCounter(99), copy.copy(rejected))
     assert one == other
     assert hash(one) == hash(other)
     assert one != 3

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ from package_steps import (
     beside_another,
     registered,
 )
+from quick_packages import QUICK
 from ranks import Ranks
+from torch._inductor import config as compiler
 from torchrec import DataType, EmbeddingConfig
 
 import torch_dynemb as td
@@ -44,6 +48,7 @@ IMPORTED = {
         "DynamicEmbCheckMode DynamicEmbDump DynamicEmbInitializerArgs DynamicEmbInitializerMode "
         "DynamicEmbLoad DynamicEmbScoreStrategy DynamicEmbTableOptions EmbOptimType "
         "FrequencyAdmissionStrategy KVCounter align_to_table_size data_type_to_dtype "
+        "ProbabilisticAdmissionStrategy DynamicEmbOptimType "
         "get_sharded_table_capacity get_table_value_bytes BUCKET_ALIGNMENT MAX_BUCKET_CAPACITY "
         "EvictedItemMode pop_evicted_keys"
     ),
@@ -54,7 +59,9 @@ IMPORTED = {
         "DynamicEmbeddingBagCollectionSharder DynamicEmbeddingCollectionSharder "
         "ShardedDynamicEmbeddingBagCollection ShardedDynamicEmbeddingCollection"
     ),
-    "optimizer": "EmbOptimType convert_optimizer_type get_optimizer_state_dim",
+    "optimizer": (
+        "DynamicEmbOptimType EmbOptimType convert_optimizer_type get_optimizer_state_dim"
+    ),
     "incremental_dump": "get_score incremental_dump pop_evicted_keys set_score",
     "dump_load": "DynamicEmbDump DynamicEmbLoad",
     "dynamicemb_config": (
@@ -66,8 +73,78 @@ IMPORTED = {
     "types": (
         "BUCKET_ALIGNMENT MAX_BUCKET_CAPACITY DynamicEmbInitializerArgs DynamicEmbInitializerMode"
     ),
-    "embedding_admission": "FrequencyAdmissionStrategy KVCounter",
+    "embedding_admission": "FrequencyAdmissionStrategy KVCounter ProbabilisticAdmissionStrategy",
 }
+
+
+# Public names of DynamicEmb v26.10 by module, of modules that are offered.
+NEWEST = {
+    "": (
+        "AdmissionStrategy BATCH_SIZE_PER_DUMP BUCKET_ALIGNMENT Counter DEMB_TABLE_ALIGN_SIZE "
+        "DeltaDumpResult DynamicEmbCheckMode DynamicEmbDump DynamicEmbEvictStrategy "
+        "DynamicEmbInitializerArgs DynamicEmbInitializerMode DynamicEmbLoad DynamicEmbOptimType "
+        "DynamicEmbPoolingMode DynamicEmbScoreStrategy DynamicEmbTableOptions EmbOptimType "
+        "EvictedItemMode FrequencyAdmissionStrategy KVCounter MAX_BUCKET_CAPACITY "
+        "MultiTableAdmitter MultiTableFrequencyAdmitter MultiTableProbabilisticAdmitter "
+        "OptimizerArgs ProbabilisticAdmissionStrategy ReplayContent ReplayStats ScoreStrategy "
+        "align_to_table_size data_type_to_dtype data_type_to_dyn_emb dyn_emb_to_torch "
+        "get_sharded_table_capacity get_table_value_bytes pop_erased_keys pop_evicted_keys "
+        "replay_increment string_to_evict_strategy torch_to_dyn_emb"
+    ),
+    "dump_load": (
+        "DynamicEmbDump DynamicEmbLoad check_emb_collection_modules find_sharded_modules "
+        "get_dynamic_emb_module"
+    ),
+    "dynamicemb_config": (
+        "BATCH_SIZE_PER_DUMP DEBUG_EMB_INITIALIZER_MOD DEFAULT_BUCKET_CAPACITY DEFAULT_INDEX_TYPE "
+        "DYNAMICEMB_CSTM_SCORE_CHECK DynamicEmbCheckMode DynamicEmbEvictStrategy DynamicEmbKernel "
+        "DynamicEmbPoolingMode DynamicEmbScoreStrategy DynamicEmbTableOptions EvictedItemMode "
+        "ReplayContent SUPPORTED_COMPOUND_SCORE_STRATEGIES SUPPORTED_DIST_TYPES ScoreStrategy "
+        "align_to_table_size complete_initializer_args data_type_to_dtype data_type_to_dyn_emb "
+        "dtype_to_bytes dyn_emb_to_torch get_constraint_capacity get_eviction_score_strategy "
+        "get_physical_score_order get_sharded_table_capacity get_table_value_bytes "
+        "normalize_score_strategy score_dump_permutation score_load_permutation "
+        "score_strategy_has_timestamp_column string_to_evict_strategy validate_score_strategy "
+        "warning_for_cstm_score"
+    ),
+    "embedding_admission": (
+        "FrequencyAdmissionStrategy KVCounter MultiTableFrequencyAdmitter MultiTableKVCounter "
+        "MultiTableProbabilisticAdmitter ProbabilisticAdmissionStrategy"
+    ),
+    "incremental_dump": (
+        "DeltaDumpResult get_score incremental_dump is_valid_score_threshold pop_erased_keys "
+        "pop_evicted_keys replay_increment set_score"
+    ),
+    "optimizer": (
+        "AdaGradDynamicEmbeddingOptimizer AdamDynamicEmbeddingOptimizer "
+        "BaseDynamicEmbeddingOptimizer DynamicEmbOptimType EmbOptimType "
+        "FTRLDynamicEmbeddingOptimizer OptimType OptimizerArgs "
+        "RowWiseAdaGradDynamicEmbeddingOptimizer SGDDynamicEmbeddingOptimizer "
+        "get_optimizer_ckpt_state_dim get_optimizer_state_dim get_required_arg string_to_opt_type"
+    ),
+    "planner": (
+        "DynamicEmbParameterConstraints DynamicEmbParameterSharding DynamicEmbStorageReservation "
+        "DynamicEmbeddingEnumerator DynamicEmbeddingShardingPlanner get_planner"
+    ),
+    "shard": (
+        "DynamicEmbeddingBagCollectionSharder DynamicEmbeddingCollectionSharder "
+        "ShardedDynamicEmbeddingBagCollection ShardedDynamicEmbeddingCollection"
+    ),
+    "types": (
+        "AdmissionStrategy BUCKET_ALIGNMENT COUNTER_TYPE Cache CopyMode Counter "
+        "DEFAULT_UNIFORM_LOWER DEFAULT_UNIFORM_UPPER DEMB_TABLE_ALIGN_SIZE "
+        "DynamicEmbInitializerArgs DynamicEmbInitializerMode EMBEDDING_TYPE KEY_TYPE "
+        "MAX_BUCKET_CAPACITY MemoryType MultiTableAdmitter OPT_STATE_TYPE ReplayStats SCORE_TYPE "
+        "Storage group_key_of torch_dtype_to_np_dtype"
+    ),
+}
+# Its other modules.
+NEWEST_MODULES = (
+    "batched_dynamicemb_compute_kernel batched_dynamicemb_function batched_dynamicemb_tables "
+    "construct_twin_module exportable_embedding exportable_tables extendable_tensor "
+    "index_range_meta initializer input_dist jit key_ownership key_value_table lookup_layout "
+    "lookup_meta output_dist scored_hashtable utils"
+)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +192,14 @@ def test_what_is_offered_is_not_refused() -> None:
     assert not IMPORTED.keys() & MODULES.keys()
 
 
+def test_every_name_of_the_newest_dynamicemb_is_offered_or_refused() -> None:
+    assert NEWEST.keys() == IMPORTED.keys()
+    for module, names in NEWEST.items():
+        offered = importlib.import_module(f"{PACKAGE}.{module}" if module else PACKAGE).__all__
+        assert [name for name in names.split() if (name in offered) == (name in NAMES)] == []
+    assert set(NEWEST_MODULES.split()) <= MODULES.keys()
+
+
 def test_other_names_raise_as_in_any_module() -> None:
     assert not hasattr(dynamicemb, "nothing_of_the_kind")
     with pytest.raises(
@@ -128,7 +213,7 @@ def test_registration_in_a_fresh_process(process: Ranks) -> None:
     assert said[0] == "ModuleNotFoundError: No module named 'dynamicemb'"
     assert said[1].startswith(
         "ModuleNotFoundError: torch_dynemb does not offer dynamicemb.inference of DynamicEmb: use "
-        "torch_dynemb.freeze"
+        "frozen = torch_dynemb.freeze(model); torch_dynemb.serving.export(frozen, path, (inputs,)) "
     )
     assert "does not offer dynamicemb.key_value_table of DynamicEmb: use" in said[2]
     for name in ("dynamicemb", "dynamicemb.planner", "dynamicemb.elsewhere"):
@@ -151,7 +236,7 @@ def test_imports_after_the_registration(process: Ranks) -> None:
         said,
         (
             f"ModuleNotFoundError: {offer}.batched_dynamicemb_tables of DynamicEmb: use torch_",
-            f"ModuleNotFoundError: {offer}.inference of DynamicEmb: use torch_dynemb.freeze",
+            f"ModuleNotFoundError: {offer}.inference of DynamicEmb: use frozen = torch_d",
             f"ModuleNotFoundError: {offer}_extensions of DynamicEmb: use torch_dynemb.ops",
             f"ImportError: {offer}.UniqueOp of DynamicEmb: use torch_dynemb.ops.unique_ids",
             f"ImportError: {offer}.UniqueOp of DynamicEmb: use torch_dynemb.ops.unique_ids",
@@ -179,6 +264,19 @@ def test_remedies_name_what_exists() -> None:
     assert callable(group.evicted.record)
     arguments = dynamicemb.DynamicEmbInitializerArgs()
     assert arguments.initializer(100) == td.Uniform(-0.1, 0.1)
+
+
+@pytest.mark.long
+def test_the_remedy_of_serving_is_code_that_runs(tmp_path: Path) -> None:
+    code, loading = re.findall(r"(?:use|for) (.*?\))(?: writes|, and)", MODULES["inference"])
+    table = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1))
+    given = {"model": table, "inputs": torch.arange(3), "path": tmp_path / "package"}
+    given |= {"torch_dynemb": td}
+    expected = table(given["inputs"])
+    with compiler.patch(QUICK):
+        exec(code, given)
+    served = eval(loading, given)
+    assert torch.equal(served.run(given["inputs"]), expected)
 
 
 def config(rows: int, data_type: DataType = DataType.FP32) -> EmbeddingConfig:
@@ -218,6 +316,7 @@ def test_sizes_are_rounded_up() -> None:
     kinds = EmbOptimType
     assert get_optimizer_state_dim(convert_optimizer_type(kinds.ADAM), 8, torch.float32) == 16
     assert get_optimizer_state_dim(kinds.EXACT_ADAGRAD, 8) == 8
+    assert get_optimizer_state_dim(dynamicemb.DynamicEmbOptimType.FTRL, 8) == 16
     assert get_optimizer_state_dim(kinds.EXACT_SGD, 8) == 0
     assert get_optimizer_state_dim(kinds.EXACT_ROWWISE_ADAGRAD, 8, torch.float32) == 4
     assert get_optimizer_state_dim(kinds.EXACT_ROWWISE_ADAGRAD, 8, torch.bfloat16) == 8

@@ -13,7 +13,7 @@ import torchrec
 from planner_cases import bags, sharders
 from ranks import Ranks
 from saved_files import Numbers, kept, recorded
-from saved_shards import DCP, TABLES, expected, load, results, values
+from saved_shards import DCP, TABLES, arguments, expected, load, results, values
 
 import torch_dynemb as td
 import torch_dynemb.torchrec
@@ -87,6 +87,7 @@ def test_a_shard_is_the_one_that_was_saved() -> None:
 
 def test_results_are_those_that_were_saved() -> None:
     assert kept("torchrec_results.pickle.gz") == results()
+    assert kept("dynamicemb_arguments.pickle.gz") == arguments()
 
 
 # of what another process cannot have: one is made for a save, one has batches on their way, one
@@ -112,5 +113,6 @@ def test_a_file_has_every_public_class(package: Any) -> None:
         and getattr(package, name).__module__.startswith("torch_dynemb")
     }
     files = ("torchrec_values.pickle.gz", "torchrec_results.pickle.gz", "torchrec_shard.pt.gz")
+    files += ("dynamicemb_arguments.pickle.gz",)
     saved = {name for file in files for _, name in recorded(file)[1]}
     assert classes - NEVER_SAVED <= saved

@@ -79,9 +79,11 @@ REFUSED: dict[str, tuple[Table, dict[str, Any], str]] = {
         {"fused_params": {"cache_precision": 1, "learning_rate": 0.1}},
         "ValueError: EmbeddingBagCollection: table 'users': fused_params has ['cache_precision'], "
         "without a meaning for dynamic tables, expected some of ['beta1', 'beta2', 'betas', "
-        "'eps', 'eta', 'gradient_clipping', 'learning_rate', 'lr', 'max_gradient', 'momentum', "
-        "'optimizer', 'output_dtype', 'prefetch_pipeline', 'stochastic_rounding', 'weight_decay', "
-        "'weight_decay_mode']: remove them, or give them to the sharder of static tables",
+        "'eps', 'eta', 'ftrl_beta', 'gradient_clipping', 'initial_accumulator_value', 'l1_reg', "
+        "'l2_reg', 'learning_rate', 'learning_rate_power', 'lr', 'max_gradient', 'momentum', "
+        "'optimizer', 'optimizer_state_dtype', 'output_dtype', 'prefetch_pipeline', "
+        "'stochastic_rounding', 'weight_decay', 'weight_decay_mode']: remove them, or give them to "
+        "the sharder of static tables",
     ),
     "optimizer_of_fused_params": (
         TABLE,
@@ -89,8 +91,8 @@ REFUSED: dict[str, tuple[Table, dict[str, Any], str]] = {
         "NotImplementedError: EmbeddingBagCollection: table 'users': fused_params has optimizer "
         f"{EmbOptimType.SHAMPOO!r}, expected one of ['sgd', 'exact_sgd', 'lars_sgd', "
         "'exact_adagrad', 'row_wise_adagrad', 'exact_row_wise_adagrad', 'adam', "
-        "'partial_row_wise_adam', 'lamb', 'partial_row_wise_lamb']; or give the sharder "
-        "optimizer=, one of torch_dynemb's configs",
+        "'partial_row_wise_adam', 'lamb', 'partial_row_wise_lamb', 'DynamicEmbOptimType.FTRL']; "
+        "or give the sharder optimizer=, one of torch_dynemb's configs",
     ),
     "weight_decay_without_mode": (
         TABLE,

@@ -45,6 +45,8 @@ def DynamicEmbDump(  # noqa: N802
     counter: bool | None = False,
     pg: dist.ProcessGroup | None = None,
     allow_overwrite: bool = False,
+    *,
+    native_dtype: bool = False,
 ) -> None:
     """Dump the dynamic tables of a model in DynamicEmb's format; all ranks call it together.
 
@@ -52,7 +54,7 @@ def DynamicEmbDump(  # noqa: N802
     files on any number of GPUs. All ranks write into one set of files, on a shared file system.
     The dump has these limits; :func:`torch_dynemb.checkpoint.save` keeps everything:
 
-    * Rows and state become float32.
+    * Rows and state become float32, which every version of DynamicEmb reads, or keep their dtype.
     * A table with several scores dumps the one that decides eviction. A table with times and
       frequencies dumps both.
 
@@ -67,6 +69,8 @@ def DynamicEmbDump(  # noqa: N802
         counter: also dump counts of ids that wait for admission.
         pg: process group of the ranks that share the model; default: all.
         allow_overwrite: accept a folder with files; a dump of the same tables is replaced.
+        native_dtype: keep the dtype of rows and state, as DynamicEmb does since September 2026. The
+            files are half as large for rows of 16 bits; older versions misread them.
 
     Raises:
         TypeError: ``model`` is not a module, or another argument has a wrong type.
@@ -90,12 +94,13 @@ def DynamicEmbDump(  # noqa: N802
         >>> folder.cleanup()
     """
     call, ranks = "DynamicEmbDump", ranks_of(pg)
-    options = DumpOptions(bool(optim), bool(counter))
+    options = DumpOptions(bool(optim), bool(counter), bool(native_dtype))
 
     def prepare() -> tuple[Path, list[TablePart]]:
         parts = _parts_of(call, model)
         target = checked_path(call, path)
         flag(f"{call}: allow_overwrite", allow_overwrite)
+        flag(f"{call}: native_dtype", native_dtype)
         try:
             os.fspath(target).encode()
         except UnicodeEncodeError as error:

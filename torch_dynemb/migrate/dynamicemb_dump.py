@@ -15,8 +15,12 @@ from torch_dynemb.argument_checks import described, integer, text
 from torch_dynemb.files.locations import checked_path
 from torch_dynemb.migrate.dynamicemb_layout import (
     OPTIMIZERS,
+    ROW_COLUMNS,
+    ROW_DTYPE,
     SECOND,
+    STATE_DTYPE,
     DumpedOptimizer,
+    dtype_in,
     files_of_all_ranks,
     options_file,
     read_options,
@@ -59,8 +63,9 @@ class DumpSource(Source):
         value_dtype: torch.dtype | None = None,
     ) -> None:
         self._folder, self._table = folder, table
-        self.options = read_options(options_file(folder, table))
-        self._dtype = value_dtype or self._dumped_dtype()
+        described_in = options_file(folder, table)
+        self.options = read_options(described_in)
+        self._dtype = value_dtype or dtype_in(self.options, ROW_DTYPE, described_in)
         keys = files_of_all_ranks(folder, table, "emb_keys")
         if keys is None:
             raise FileNotFoundError(
@@ -95,10 +100,19 @@ class DumpSource(Source):
             for k in range(len(keys))
         ]
         self.has_state_files = of_state is not None
+        self._state_dtype = torch.float32
+        if of_state is not None:
+            self._state_dtype = dtype_in(self.options, STATE_DTYPE, described_in)
         counts = [part.keys.stat().st_size // 8 for part in self._parts]
         self._dim = self._row_columns(
             "emb_values", [part.values for part in self._parts], counts, self._dtype.itemsize
         )
+        dim = self._option(ROW_COLUMNS)
+        if None not in (dim, self._dim) and dim != self._dim:
+            raise ValueError(
+                f"{values[0]} has rows of {self._dim} values of {self._dtype}, but "
+                f"{described_in} has {ROW_COLUMNS} {dim}: one of them is of another dump"
+            )
         words = self._row_columns(
             "emb_scores", [part.scores for part in self._parts], counts, itemsize=8
         )
@@ -140,18 +154,6 @@ class DumpSource(Source):
             found = columns
         return found
 
-    def _dumped_dtype(self) -> torch.dtype:
-        """Return the dtype of rows that the dump names; dumps before September 2026 name none."""
-        name = self.options.get("dtype", "float32")
-        known = {str(dtype): dtype for dtype in FLOAT_DTYPES}
-        key = f"torch.{str(name).removeprefix('torch.')}"
-        if key not in known:
-            raise ValueError(
-                f"{options_file(self._folder, self._table)}: dtype is {name!r}, expected one of "
-                f"{list(known)}: give read_dynamicemb value_dtype"
-            )
-        return known[key]
-
     def _score_names(self, given: Sequence[str] | None, words: int | None) -> tuple[str, ...]:
         if words is None:
             return ()
@@ -184,7 +186,7 @@ class DumpSource(Source):
         stateless = kind is None or (kind in OPTIMIZERS and not OPTIMIZERS[kind].names)
         if stateless and all(path is None or path.stat().st_size == 0 for path in paths):
             return DumpedOptimizer(())  # a dump of SGD with optim=True has empty files
-        columns = self._row_columns("emb_opt_values", paths, counts, torch.float32.itemsize)
+        columns = self._row_columns("emb_opt_values", paths, counts, self._state_dtype.itemsize)
         if columns is None or self._dim is None:
             return DumpedOptimizer(())
         where = f"{paths[0]}: table {self._table!r}"
@@ -226,7 +228,7 @@ class DumpSource(Source):
                     columns = len(self._words)
                     opened["scores"] = RawFile(part.scores, torch.int64, columns)
                 if part.state is not None and self.state:
-                    opened["state"] = RawFile(part.state, torch.float32, self._state_columns)
+                    opened["state"] = RawFile(part.state, self._state_dtype, self._state_columns)
                 for file in opened.values():
                     if stack.enter_context(file).rows != keys.rows:
                         raise ValueError(
@@ -319,8 +321,9 @@ def read_dynamicemb(
             is enough if a row has one score.
         counter: also read counts of ids that wait for admission.
         now: Unix time in seconds from which ages are counted; default: the current time.
-        value_dtype: of rows: float32, float64, float16 or bfloat16. Default: the ``dtype`` in the
-            dump's JSON, or float32 if that has none. Optimizer state is float32.
+        value_dtype: of rows: float32, float64, float16 or bfloat16. Default: the
+            ``embedding_dtype`` in the dump's JSON, or float32 in older dumps, which have none.
+            Optimizer state has the ``optim_state_dtype`` of the JSON, or float32.
 
     Returns:
         The source. Only sizes of files have been read.

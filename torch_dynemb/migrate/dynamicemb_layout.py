@@ -3,11 +3,14 @@
 ``DynamicEmbDump`` writes a folder for each collection of the model. Its files have no headers:
 
 * ``TABLE_emb_keys.rank_R.world_size_W``: int64 [n]
-* ``TABLE_emb_values...``: [n, dim], float32 unless the options have another ``dtype``
+* ``TABLE_emb_values...``: [n, dim], of the dtype of the options
 * ``TABLE_emb_scores...``: int64 [n, scores]
-* ``TABLE_emb_opt_values...``: float32 [n, columns]; dumps of 2025: ``TABLE_opt_values...``
+* ``TABLE_emb_opt_values...``: [n, columns], of the dtype of the options; dumps of 2025:
+  ``TABLE_opt_values...``
 * ``TABLE_counter_keys...`` and ``TABLE_counter_frequencies...``: int64 [n]
-* ``TABLE_opt_args.json``: options
+* ``TABLE_opt_args.json``: options. Since September 2026 ``embedding_dtype``, ``embedding_dim`` and
+  ``optim_state_dtype`` are among them, such as ``"bfloat16"``; before, all values are float32.
+  Row-wise Adagrad keeps float32 in any table, other optimizers the dtype of the rows.
 
 See ``dump_load.py``, ``key_value_table.py`` and ``optimizer.py`` in corelib/dynamicemb of
 github.com/NVIDIA/recsys-examples.
@@ -20,12 +23,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from torch_dynemb.files.bounded_json import json_of
+from torch_dynemb.migrate.raw_files import FLOAT_DTYPES
 
 SECOND = 10**9  # DynamicEmb reads times from a GPU's clock, in nanoseconds
 # files that a dump of a table may have; state has two names
 ITEMS = ("emb_keys", "emb_values", "emb_scores", "emb_opt_values", "opt_values")
 COUNTER_ITEMS = ("counter_keys", "counter_frequencies")
+ROW_DTYPE, ROW_COLUMNS, STATE_DTYPE = "embedding_dtype", "embedding_dim", "optim_state_dtype"
 _FILE = re.compile(r"\.rank_(\d+)\.world_size_(\d+)")
 
 
@@ -52,6 +59,7 @@ OPTIMIZERS = {
     "adam": DumpedOptimizer(("exp_avg", "exp_avg_sq")),
     "exact_adagrad": DumpedOptimizer(("sum",)),
     "exact_row_wise_adagrad": DumpedOptimizer(("sum",), per_row=True),
+    "ftrl": DumpedOptimizer(("linear", "sum")),
 }
 
 
@@ -87,6 +95,33 @@ def read_options(path: Path) -> Mapping[str, Any]:
     if not isinstance(options, dict):
         raise ValueError(f"{path} is damaged: it holds no object")
     return options
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return DynamicEmb's name of a dtype, such as ``"bfloat16"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_in(options: Mapping[str, Any], name: str, where: Path) -> torch.dtype:
+    """Return a dtype of the options; float32 if they lack it, as in older dumps.
+
+    Args:
+        options: of :func:`read_options`.
+        name: ROW_DTYPE or STATE_DTYPE.
+        where: the file with the options.
+
+    Raises:
+        ValueError: the dtype is not read.
+    """
+    given = options.get(name, "float32")
+    known = {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}
+    if given in known:
+        return known[given]
+    of_rows = name == ROW_DTYPE
+    remedy = "give read_dynamicemb value_dtype" if of_rows else "remove the files of state"
+    if str(given).startswith("float8"):
+        remedy = "have DynamicEmb load the dump into a table of torch.bfloat16, and dump that table"
+    raise ValueError(f"{where}: {name} is {given!r}, expected one of {list(known)}: {remedy}")
 
 
 def files_of(folder: Path, table: str, item: str, suffix: str = "") -> dict[tuple[int, int], Path]:
@@ -135,8 +170,13 @@ __all__ = [
     "COUNTER_ITEMS",
     "ITEMS",
     "OPTIMIZERS",
+    "ROW_COLUMNS",
+    "ROW_DTYPE",
     "SECOND",
+    "STATE_DTYPE",
     "DumpedOptimizer",
+    "dtype_in",
+    "dtype_name",
     "files_of",
     "files_of_all_ranks",
     "options_file",

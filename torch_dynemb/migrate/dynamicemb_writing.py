@@ -21,13 +21,17 @@ from torch_dynemb.migrate.dynamicemb_layout import (
     COUNTER_ITEMS,
     ITEMS,
     OPTIMIZERS,
+    ROW_COLUMNS,
+    ROW_DTYPE,
     SECOND,
+    STATE_DTYPE,
+    dtype_name,
     files_of,
     options_file,
     table_file,
 )
 from torch_dynemb.ops.columns import Clock, Hyper
-from torch_dynemb.optim import SGD, Adagrad, Adam, RowWiseAdagrad
+from torch_dynemb.optim import SGD, Adagrad, Adam, Ftrl, RowWiseAdagrad
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.admission import AdmitFrequent
@@ -37,7 +41,7 @@ from torch_dynemb.table.clock import next_now
 
 _ROWS = 1 << 16  # rows of a write
 _UNFINISHED = ".tmp"
-_KINDS = {SGD: "sgd", Adam: "adam", Adagrad: "exact_adagrad"}
+_KINDS = {SGD: "sgd", Adam: "adam", Adagrad: "exact_adagrad", Ftrl: "ftrl"}
 _KINDS |= {RowWiseAdagrad: "exact_row_wise_adagrad"}
 _STRATEGIES = {"timestamp": "KLru", "frequency": "KLfu", "step": "KCustomized"}
 _STRATEGIES |= {"custom": "KCustomized"}
@@ -49,10 +53,12 @@ class DumpOptions(NamedTuple):
     Attributes:
         optim: whether optimizer state is dumped.
         counter: whether ids that wait for admission are dumped.
+        native_dtype: whether rows and state keep their dtype, and do not become float32.
     """
 
     optim: bool
     counter: bool
+    native_dtype: bool = False
 
 
 class _Shape(NamedTuple):
@@ -86,7 +92,7 @@ def dump_kind(optimizer: OptimizerConfig | None) -> str | None:
     kind = None if optimizer is None else _KINDS.get(type(optimizer))
     if optimizer is None or kind is None:
         return None
-    same = tuple(tensor.name for tensor in optimizer.state) == OPTIMIZERS[kind].names
+    same = {tensor.name for tensor in optimizer.state} == set(OPTIMIZERS[kind].names)
     floats = all(tensor.dtype.is_floating_point for tensor in optimizer.state)
     return kind if same and floats else None
 
@@ -115,7 +121,7 @@ def check_dumpable(call: str, part: TablePart, options: DumpOptions) -> None:
     if options.optim and part.trained == "now" and dump_kind(part.optimizer) is None:
         raise ValueError(
             f"{where} is trained by {part.optimizer}, but DynamicEmb has only "
-            "SGD, Adam, Adagrad and RowWiseAdagrad with state of floats: give optim=False"
+            "SGD, Adam, Adagrad, RowWiseAdagrad and Ftrl with state of floats: give optim=False"
         )
     by_row = part.optimizer is not None and any(of.per_row for of in part.optimizer.state)
     if options.optim and by_row and len(part.columns) < part.embedding_dim:
@@ -203,7 +209,7 @@ def dump_table(
     def write() -> None:
         for part, of, counted, shape in zip(parts, entries, counts, shapes, strict=True):
             begin = sum(first.ids for first in firsts if first.slots < shape.slots)
-            _write_part(files, part, of, begin)
+            _write_part(files, part, of, of_table.state, begin)
             if counted is not None and shape.first_column == 0:
                 begin = sum(first.counted for first in firsts if first.slots < shape.slots)
                 files["counter_keys"].write(begin, 0, counted.ids[:, None])
@@ -255,6 +261,7 @@ class _Described(NamedTuple):
         scores: names of the dumped scores.
         options: content of the JSON, without counts.
         counts: whether waiting ids are counted exactly.
+        row_dtype, state_dtype: of the files.
     """
 
     dim: int
@@ -263,6 +270,8 @@ class _Described(NamedTuple):
     scores: tuple[str, ...]
     options: dict[str, Any]
     counts: bool
+    row_dtype: torch.dtype
+    state_dtype: torch.dtype
 
     @staticmethod
     def of(part: TablePart, options: DumpOptions) -> _Described:
@@ -277,12 +286,32 @@ class _Described(NamedTuple):
                 text |= {"beta2": float(hyper[Hyper.BETA2]), "eps": float(hyper[Hyper.EPS])}
                 text["weight_decay"] = float(hyper[Hyper.WEIGHT_DECAY])
             elif kind != "sgd":
-                text["eps"] = float(hyper[Hyper.EPS])
                 text["initial_accumulator_value"] = float(hyper[Hyper.INITIAL_STATE])
+            if kind == "ftrl":
+                text |= {"learning_rate_power": -0.5, "ftrl_beta": float(hyper[Hyper.BETA])}
+                text |= {"l1_reg": float(hyper[Hyper.L1]), "l2_reg": float(hyper[Hyper.RIDGE])}
+            elif "adagrad" in kind:
+                text["eps"] = float(hyper[Hyper.EPS])
         if len(scores) == 1:
             text["evict_strategy"] = f"EvictStrategy.{_STRATEGIES[scores[0]]}"
         counts = options.counter and isinstance(part.config.policy.admission, AdmitFrequent)
-        return _Described(part.embedding_dim, dumped.names, dumped.per_row, scores, text, counts)
+        row_dtype = state_dtype = torch.float32
+        if options.native_dtype:
+            row_dtype = part.config.dtype
+            of_state = {of.dtype for of in part.optimizer.state} if part.optimizer else set()
+            state_dtype = of_state.pop() if len(of_state) == 1 else torch.float32
+        text |= {ROW_DTYPE: dtype_name(row_dtype), ROW_COLUMNS: part.embedding_dim}
+        text[STATE_DTYPE] = dtype_name(state_dtype)
+        return _Described(
+            part.embedding_dim,
+            dumped.names,
+            dumped.per_row,
+            scores,
+            text,
+            counts,
+            row_dtype,
+            state_dtype,
+        )
 
 
 class _File:
@@ -333,19 +362,23 @@ def _files_of(
     folder: Path, table: str, of: _Described, options: DumpOptions, rows: int, waiting: int
 ) -> dict[str, _File]:
     """Return the files of a table by content."""
-    shapes = {"emb_keys": (rows, 1, torch.int64), "emb_values": (rows, of.dim, torch.float32)}
+    shapes = {"emb_keys": (rows, 1, torch.int64), "emb_values": (rows, of.dim, of.row_dtype)}
     if of.scores:
         shapes["emb_scores"] = rows, len(of.scores), torch.int64
     if options.optim:  # without columns for SGD, as DynamicEmb writes it
         width = len(of.state) * (1 if of.per_row else of.dim)
-        shapes["emb_opt_values"] = rows, width, torch.float32
+        shapes["emb_opt_values"] = rows, width, of.state_dtype
     if of.counts:
         shapes["counter_keys"] = shapes["counter_frequencies"] = waiting, 1, torch.int64
     return {item: _File(table_file(folder, table, item), *shape) for item, shape in shapes.items()}
 
 
 def _write_part(
-    files: dict[str, _File], part: TablePart, entries: content.TableEntries, row: int
+    files: dict[str, _File],
+    part: TablePart,
+    entries: content.TableEntries,
+    state: tuple[str, ...],
+    row: int,
 ) -> None:
     """Write the rows of a part.
 
@@ -353,14 +386,16 @@ def _write_part(
         files: by content.
         part: of the table.
         entries: its ids, ascending.
+        state: names of the dumped state, in the order of the file.
         row: its first row in the files.
     """
     first, words = part.first_column, dumped_scores(part)
     for batch in batches_at(part.group.tables, part.table, entries, _ROWS, scores=words):
         files["emb_values"].write(row, first, batch.rows)
         if "emb_opt_values" in files:
-            for number, state in enumerate(batch.state.values()):
-                files["emb_opt_values"].write(row, number * part.embedding_dim + first, state)
+            for number, name in enumerate(state):
+                column = number * part.embedding_dim + first
+                files["emb_opt_values"].write(row, column, batch.state[name])
         if first == 0:
             files["emb_keys"].write(row, 0, batch.ids[:, None])
             if "emb_scores" in files:

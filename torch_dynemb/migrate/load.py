@@ -78,7 +78,7 @@ def load(
         TypeError: an argument has a wrong type, or a source returns tensors of a wrong type.
         FileNotFoundError: a file is missing.
         ValueError: a source is damaged, has an id twice, or does not fit its table, or the table
-            has ids.
+            has ids. Or a finite value is infinite in a narrower dtype of the table.
         NoRoomError: memory is short.
         InUseError, BackgroundError: a background save is running, or has failed.
         ForkedProcessError: this process is a fork of the one that made the tables.

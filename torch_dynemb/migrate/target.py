@@ -16,6 +16,7 @@ from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.rows.into_part import IntoPart
 from torch_dynemb.table import RowBatch, content
 from torch_dynemb.table.content import CountedIds
+from torch_dynemb.table.narrowing import check_batch_narrowed
 from torch_dynemb.table.score_check import check_score
 from torch_dynemb.table.state_check import check_counts
 
@@ -119,6 +120,12 @@ class Target:
         for batch in self._source.batches(size):
             good = checked(self._source, batch, self.part.embedding_dim, finite=finite)
             self._check_state(good)
+            check_batch_narrowed(
+                self._where,
+                good.batch,
+                self.part.config.dtype,
+                self.part.optimizer if self._state else None,
+            )
             self._check_scores(good)
             for word, values in good.batch.scores.items():
                 if word in self._scores and values.numel() > 0:

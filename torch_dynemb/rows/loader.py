@@ -46,6 +46,7 @@ from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.rows.before import Before
 from torch_dynemb.table import compaction, removal, row_access
 from torch_dynemb.table.content import CountedIds, score_names
+from torch_dynemb.table.narrowing import check_batch_narrowed
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.state import recount
 from torch_dynemb.table.tables import Tables, exported, one_table, used_bytes
@@ -144,6 +145,7 @@ class RowLoader:
                 first.
 
         Raises:
+            ValueError: a finite value is infinite in the dtype of the table.
             RuntimeError: rows are on a disk that is full, or fails.
         """
         tables, count = self._tables, batch.ids.numel()
@@ -151,7 +153,9 @@ class RowLoader:
             return
         if isinstance(places, int):
             places = torch.arange(places, places + count, device=tables.device)
-        slab = tables.config.slab_of(table)
+        config, slab = tables.config, tables.config.slab_of(table)
+        where = f"table {config.names[table]!r}"
+        check_batch_narrowed(where, batch, config.slabs[slab].dtype, config.optimizer)
         generation = row_access.first_generation(tables, slab)
         row_access.write_rows(
             tables,

@@ -299,7 +299,8 @@ class TableGroup(GroupTables):
         Raises:
             TypeError: rows are not real numbers, or scores are not int64.
             ValueError: shapes or devices do not match, an id is given twice, or one is padding; or
-                scores are given, and the table keeps no custom scores.
+                scores are given, and the table keeps no custom scores. Or a finite value is
+                infinite in the table's dtype. Nothing has changed.
             NoRoomError: the table is full, or memory is short. No row has been written, no new id
                 inserted and no count cleared. Ids that were evicted for the new ones stay away.
         """

@@ -15,6 +15,7 @@ from torch_dynemb.ops.columns import BUCKET_WIDTH, Slab
 from torch_dynemb.policy.half_life import logarithms_of
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.lookup import find, find_or_insert
+from torch_dynemb.table.narrowing import check_narrowed
 from torch_dynemb.table.removal import contains, erase
 from torch_dynemb.table.row_access import handle_rows, readable, write_rows
 from torch_dynemb.table.row_batch import RowBatch
@@ -70,7 +71,10 @@ def insert_or_assign(
         scores = _unchanged_scores(tables, table, ids)
     rule = tables.config.layout.assign_rows[table : table + 1]
     slab = tables.config.slab_of(table)
-    values = rows.detach().to(tables.config.slabs[slab].dtype)
+    dtype, values = tables.config.slabs[slab].dtype, rows.detach()
+    if values.dtype != dtype:
+        check_narrowed(f"insert_or_assign: table {config.name!r}", ids, values, dtype)
+        values = values.to(dtype)
     with defer_signals(), tables.changing():
         # Without policies, handles show later which ids were new. With evictions they do not.
         there = contains(tables, table, ids) if rule else None

@@ -197,8 +197,9 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
     sharder warns.
 
     Args:
-        fused_params: optimizer of all tables, as in TorchRec: ``optimizer`` (an EmbOptimType),
-            ``learning_rate``, ``eps``, ``beta1``, ``beta2``, ``weight_decay``, ``output_dtype``...
+        fused_params: optimizer of all tables, as in TorchRec: ``optimizer`` (an EmbOptimType, or
+            DynamicEmb's DynamicEmbOptimType), ``learning_rate``, ``eps``, ``beta1``, ``beta2``,
+            ``weight_decay``, ``output_dtype``...
         qcomm_codecs_registry: codecs of quantized communication.
         use_index_dedup: send each distinct id of a batch once to its dynamic table, get its row
             back, and pool bags on the rank of the batch. This sends less if ids repeat within a

@@ -125,13 +125,14 @@ def load(
         DamagedFileError: a file is damaged or missing; it is a ValueError.
         UnsupportedFormatError: it has another format version; it is a ValueError, too.
         ValueError: the checkpoint does not fit the model; also without ``strict``, if they have no
-            table and no entry in common.
+            table and no entry in common. Or a finite value is infinite in a narrower dtype.
         NoRoomError: there is too little room or memory.
         InUseError: a save runs in the background.
         ReplacedError: other processes replace the checkpoint faster than it is read. In all these
-            cases all ranks raise, and the model is unchanged. One exception: memory or the disk
-            fails while rows are read. Tables that had ids are empty then if their rows lie in a
-            store, or if memory cannot hold old and new rows together.
+            cases all ranks raise, and the model is unchanged. One exception: while rows are read,
+            memory or the disk fails, or a value is infinite in a narrower dtype. Tables with ids
+            are empty then if their rows lie in a store, or if memory cannot hold old and new rows
+            together.
     """
     ranks = ranks_of(process_group)
 

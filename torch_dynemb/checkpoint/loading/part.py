@@ -242,7 +242,7 @@ class PartLoad:
                     state = state_tensors(tables, self._slab)
                     weights = tables.rows.weights[self._slab]
                     self._reading.read(
-                        opened, chosen, ReadTarget(weights, state, begin + done, None)
+                        opened, chosen, ReadTarget(weights, state, begin + done, None, ids)
                     )
                 for _, rows in opened:
                     rows.finish()
@@ -264,6 +264,7 @@ class PartLoad:
                 {name: state[name].new_empty(count, *state[name].shape[1:]) for name in names},
                 -at,
                 range(low, high),
+                ids,
             )
             self._reading.read(opened, chosen, target)
             some = ids[at : at + count].to(tables.device)

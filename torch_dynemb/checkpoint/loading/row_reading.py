@@ -15,6 +15,7 @@ from torch_dynemb.ops.row_copies import put_rows_
 from torch_dynemb.parts.saved_tables import SavedPart
 from torch_dynemb.rows.column_shards import combined_by_row
 from torch_dynemb.rows.tensor_names import WEIGHT, state_entry
+from torch_dynemb.table.narrowing import check_narrowed
 from torch_dynemb.table.state_check import check_counts
 
 
@@ -38,12 +39,14 @@ class ReadTarget(NamedTuple):
         state: optimizer state by name, [rows, columns].
         begin: row of the first chosen one.
         saved: range of rows of the saved part; None: all.
+        ids: int64 [n], ids of the chosen rows of the saved part.
     """
 
     weights: Tensor
     state: dict[str, Tensor]
     begin: int
     saved: range | None
+    ids: Tensor
 
 
 class RowReading:
@@ -57,6 +60,7 @@ class RowReading:
     def __init__(self, plan: TablePlan, progress: Progress) -> None:
         self._plan, self._progress = plan, progress
         self._columns = plan.part.columns
+        self._where = f"table {plan.part.name!r}"
 
     def read(
         self, opened: Sequence[tuple[SavedPart, SavedRows]], chosen: Chosen, target: ReadTarget
@@ -69,6 +73,7 @@ class RowReading:
             target: destination.
 
         Raises:
+            ValueError: a finite value is infinite in the dtype of the table.
             DamagedFileError: a file is damaged.
         """
         self._read_columns(opened, WEIGHT, chosen, target, target.weights)
@@ -132,7 +137,10 @@ class RowReading:
                 rows.read(name, low, piece)
                 at, values = _picked(chosen, low, high, piece)
                 out = target[begin + at : begin + at + values.shape[0], target_columns]
-                put_rows_(out, values[:, saved_columns])
+                given, ids = values[:, saved_columns], to.ids[at : at + values.shape[0]]
+                state = None if name == WEIGHT else name.removeprefix(state_entry(""))
+                check_narrowed(self._where, ids, given, target.dtype, state=state)
+                put_rows_(out, given)
             self._progress((high - low) * section.row_bytes)
 
     def _combine(

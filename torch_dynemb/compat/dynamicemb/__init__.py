@@ -24,10 +24,11 @@ from torch_dynemb.compat.dynamicemb.dynamicemb_config import (
 from torch_dynemb.compat.dynamicemb.embedding_admission import (
     FrequencyAdmissionStrategy,
     KVCounter,
+    ProbabilisticAdmissionStrategy,
 )
 from torch_dynemb.compat.dynamicemb.incremental_dump import pop_evicted_keys
 from torch_dynemb.compat.dynamicemb.not_offered import refusing
-from torch_dynemb.compat.dynamicemb.optimizer import EmbOptimType
+from torch_dynemb.compat.dynamicemb.optimizer import DynamicEmbOptimType, EmbOptimType
 from torch_dynemb.compat.dynamicemb.planner import (
     DynamicEmbeddingEnumerator,
     DynamicEmbeddingShardingPlanner,
@@ -49,6 +50,7 @@ __all__ = [
     "DynamicEmbInitializerArgs",
     "DynamicEmbInitializerMode",
     "DynamicEmbLoad",
+    "DynamicEmbOptimType",
     "DynamicEmbParameterConstraints",
     "DynamicEmbScoreStrategy",
     "DynamicEmbTableOptions",
@@ -60,6 +62,7 @@ __all__ = [
     "EvictedItemMode",
     "FrequencyAdmissionStrategy",
     "KVCounter",
+    "ProbabilisticAdmissionStrategy",
     "align_to_table_size",
     "data_type_to_dtype",
     "get_sharded_table_capacity",

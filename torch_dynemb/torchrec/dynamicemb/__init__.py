@@ -10,6 +10,7 @@ from torch_dynemb.torchrec.dynamicemb.options import (
     EvictedItemMode,
     FrequencyAdmissionStrategy,
     KVCounter,
+    ProbabilisticAdmissionStrategy,
 )
 from torch_dynemb.torchrec.dynamicemb.sizes import (
     get_sharded_table_capacity,
@@ -26,6 +27,7 @@ __all__ = [
     "EvictedItemMode",
     "FrequencyAdmissionStrategy",
     "KVCounter",
+    "ProbabilisticAdmissionStrategy",
     "get_sharded_table_capacity",
     "get_table_value_bytes",
 ]

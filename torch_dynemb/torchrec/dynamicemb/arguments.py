@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
 
-from torch_dynemb.argument_checks import integer
+from torch_dynemb.argument_checks import integer, number
 from torch_dynemb.initializers import Constant, Initializer, Normal, TruncatedNormal, Uniform
+from torch_dynemb.policy.admission import (
+    AdmissionRule,
+    AdmitByChance,
+    AdmitFrequent,
+    AdmitNone,
+)
 from torch_dynemb.policy.policy import Check, Score
 
 
@@ -223,6 +229,35 @@ def default_of(
 
 
 @dataclass(unsafe_hash=True)
+class KVCounter:
+    """DynamicEmb's table of counts for FrequencyAdmissionStrategy; its sizes are unused here.
+
+    Counts are exact here and take about 23 bytes for each id without a row. Options with a counter
+    warn about it.
+
+    Args:
+        capacity: ids that DynamicEmb's table counts, at least 1.
+        bucket_capacity: ids per bucket, at least 1.
+        key_type: dtype of ids, torch.int64.
+
+    Raises:
+        TypeError, ValueError: an argument has another type or value.
+    """
+
+    capacity: int
+    bucket_capacity: int = 1024
+    key_type: torch.dtype = torch.int64
+
+    def __post_init__(self) -> None:
+        self.capacity = integer("KVCounter: capacity", self.capacity, least=1)
+        self.bucket_capacity = integer("KVCounter: bucket_capacity", self.bucket_capacity, least=1)
+        if self.key_type != torch.int64:
+            raise ValueError(
+                f"KVCounter: key_type is {self.key_type}, expected torch.int64, the dtype of ids"
+            )
+
+
+@dataclass(unsafe_hash=True)
 class FrequencyAdmissionStrategy:
     """Admission rule: an id gets a row with its ``threshold``-th occurrence in training.
 
@@ -230,15 +265,18 @@ class FrequencyAdmissionStrategy:
 
     Args:
         threshold: occurrences; 0 and 1 admit every id.
+        counter: sizes of DynamicEmb's counts; unused here, see :class:`KVCounter`. Strategies that
+            differ in it are equal.
         initializer_args: values that training lookups give ids without a row. Random values depend
             on seed and id alone. Default: the initial values of the row.
 
     Raises:
-        TypeError, ValueError: ``threshold`` is not an int of at least 0, or ``initializer_args``
-            has another type.
+        TypeError, ValueError: ``threshold`` is not an int of at least 0, or another argument has
+            another type.
     """
 
     threshold: int
+    counter: KVCounter | None = field(default=None, compare=False)
     initializer_args: DynamicEmbInitializerArgs | None = None
 
     def __post_init__(self) -> None:
@@ -248,36 +286,80 @@ class FrequencyAdmissionStrategy:
         """Check fields that were assigned after construction.
 
         Raises:
-            TypeError, ValueError: ``threshold`` is not an int of at least 0, or
-                ``initializer_args`` has another type.
+            TypeError, ValueError: as the constructor.
         """
-        if not isinstance(self.initializer_args, DynamicEmbInitializerArgs | None):
+        owner = type(self).__name__
+        _check_initializer(owner, self.initializer_args)
+        if not isinstance(self.counter, KVCounter | None):
             raise TypeError(
-                f"FrequencyAdmissionStrategy: initializer_args is {self.initializer_args!r}, "
-                "expected DynamicEmbInitializerArgs"
+                f"{owner}: counter is {self.counter!r}, expected KVCounter(capacity=...); give "
+                "initializer_args by name"
             )
-        self.threshold = integer("FrequencyAdmissionStrategy: threshold", self.threshold, least=0)
+        self.threshold = integer(f"{owner}: threshold", self.threshold, least=0)
+
+    def rule(self) -> AdmissionRule | None:
+        """Return the equivalent argument of a Policy; None: every id gets a row."""
+        return AdmitFrequent(self.threshold) if self.threshold > 1 else None
 
 
 @dataclass(unsafe_hash=True)
-class KVCounter:
-    """DynamicEmb's table of counts for FrequencyAdmissionStrategy; its sizes are unused here.
+class ProbabilisticAdmissionStrategy:
+    """Admission rule: each step that looks up an id without a row gives it one by chance.
 
-    Counts are exact here and take about 23 bytes for each id without a row. Options with a counter
-    warn about it.
+    An id takes ``1 / probability`` such steps on average, and nothing is counted. The draw is a
+    function of seed, table, id and step, see :class:`torch_dynemb.AdmitByChance`. DynamicEmb draws
+    from ``torch.rand``. Where its table counts occurrences for LFU, it draws once for each
+    occurrence in a batch; here an id has one draw in a step in any case.
+
+    Fields can be assigned, as in DynamicEmb; the hash follows their current values.
 
     Args:
-        capacity: ids that DynamicEmb's table counts.
-        bucket_capacity: ids per bucket.
-        key_type: dtype of ids.
+        probability: from 0 to 1. 0: no id gets a row in training.
+        initializer_args: as in :class:`FrequencyAdmissionStrategy`.
+
+    Raises:
+        TypeError, ValueError: an argument has another type, or ``probability`` is out of its range.
     """
 
-    capacity: int
-    bucket_capacity: int = 1024
-    key_type: torch.dtype = torch.int64
+    probability: float
+    initializer_args: DynamicEmbInitializerArgs | None = None
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Check fields that were assigned after construction.
+
+        Raises:
+            TypeError, ValueError: as the constructor.
+        """
+        owner = type(self).__name__
+        _check_initializer(owner, self.initializer_args)
+        self.probability = number(f"{owner}: probability", self.probability)
+        if not 0 <= self.probability <= 1:
+            raise ValueError(
+                f"{owner}: probability is {self.probability}, expected a number from 0 to 1"
+            )
+
+    def rule(self) -> AdmissionRule | None:
+        """Return the equivalent argument of a Policy; None: every id gets a row."""
+        if self.probability == 0:
+            return AdmitNone()
+        return AdmitByChance(self.probability) if self.probability < 1 else None
+
+
+AdmissionStrategy = FrequencyAdmissionStrategy | ProbabilisticAdmissionStrategy
+
+
+def _check_initializer(owner: str, given: object) -> None:
+    if not isinstance(given, DynamicEmbInitializerArgs | None):
+        raise TypeError(
+            f"{owner}: initializer_args is {given!r}, expected DynamicEmbInitializerArgs"
+        )
 
 
 __all__ = [
+    "AdmissionStrategy",
     "DynamicEmbCheckMode",
     "DynamicEmbInitializerArgs",
     "DynamicEmbInitializerMode",
@@ -285,6 +367,7 @@ __all__ = [
     "EvictedItemMode",
     "FrequencyAdmissionStrategy",
     "KVCounter",
+    "ProbabilisticAdmissionStrategy",
     "default_of",
     "kept_scores",
 ]

@@ -12,11 +12,12 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, data_type_to
 
 from torch_dynemb.distributed.ranks import default_group
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.policy import AdmitFrequent, Policy
+from torch_dynemb.policy import Policy
 from torch_dynemb.policy.policy import Default
 from torch_dynemb.storage.tiers import HostStore, Storage, check_storage
 from torch_dynemb.table.config import ROW_DTYPES
 from torch_dynemb.torchrec.dynamicemb.arguments import (
+    AdmissionStrategy,
     DynamicEmbCheckMode,
     DynamicEmbInitializerArgs,
     DynamicEmbInitializerMode,
@@ -24,6 +25,7 @@ from torch_dynemb.torchrec.dynamicemb.arguments import (
     EvictedItemMode,
     FrequencyAdmissionStrategy,
     KVCounter,
+    ProbabilisticAdmissionStrategy,
     default_of,
     kept_scores,
 )
@@ -47,13 +49,20 @@ _NOT_BUILT = {
     "score_function": "scores are compared unchanged. For a count that decays, give score_strategy="
     "DynamicEmbScoreStrategy.LFU_DECAY and half_life='7d'; for scores of your own, CUSTOMIZED",
 }
+_OUTPUT = "TorchRec's collectives carry rows between ranks"
+_COUNTER = (
+    "counts are exact and take about 23 bytes for each id without a row; for a bound, give "
+    "TableOptions(policy=Policy(admission=AdmitFrequentSketch(...)))"
+)
 # Fields of another memory layout: results do not depend on them.
 _OTHER_LAYOUT = {
     "init_capacity": "memory is allocated as ids arrive",
     "max_load_factor": "the index grows in place by 45 % whenever it is 70 % full",
     "dist_type": "a hash assigns ids to ranks",
-    "admission_counter": "counts are exact and take about 23 bytes for each id without a row; for "
-    "a bound, give TableOptions(policy=Policy(admission=AdmitFrequentSketch(...)))",
+    "admission_counter": _COUNTER,
+    "admit_strategy.counter": _COUNTER,
+    "output_dist": _OUTPUT,
+    "output_dist_capacity": _OUTPUT,
 }
 _GROUPED = (
     "training",
@@ -63,6 +72,7 @@ _GROUPED = (
     "dist_type",
     "score_strategy",
     "admit_strategy",
+    "evicted_item_mode",
     "half_life",
 )
 _warned: set[str] = set()
@@ -104,8 +114,9 @@ class DynamicEmbTableOptions:
         external_storage: ``TableOptions.storage``: :class:`torch_dynemb.SSDStore` or
             :class:`torch_dynemb.ExternalStore`, which set how many rows stay in memory: on a GPU
             ``device_cache`` in HBM and ``cache`` in host memory, of each rank.
-        init_capacity, max_load_factor, admission_counter: have no effect. A value other than the
-            default warns once in a process and says what happens instead.
+        init_capacity, max_load_factor, admission_counter, output_dist, output_dist_capacity: have
+            no effect. A value other than the default warns once in a process and says what happens
+            instead. So does the counter of an admit_strategy.
         bucket_capacity: the rows of a rank are rounded up to a multiple of it, see
             :func:`get_sharded_table_capacity`. Buckets hold 4 ids here, and the least score of 8 of
             them is evicted.
@@ -159,10 +170,12 @@ class DynamicEmbTableOptions:
     external_storage: Storage | None = None
     index_type: torch.dtype | None = None
     dist_type: DistType = "roundrobin"
-    admit_strategy: FrequencyAdmissionStrategy | None = None
+    admit_strategy: AdmissionStrategy | None = None
     admission_counter: KVCounter | None = None
     score_function: Any = None
     evicted_item_mode: EvictedItemMode = EvictedItemMode.DISCARD
+    output_dist: str | None = None
+    output_dist_capacity: Any = None
     half_life: int | str | None = None
 
     def __post_init__(self) -> None:
@@ -174,7 +187,10 @@ class DynamicEmbTableOptions:
 
     def get_grouped_key(self) -> dict[str, Any]:
         """Return the fields by which DynamicEmb groups tables and compares options."""
-        return {name: getattr(self, name) for name in _GROUPED}
+        drawn = {"initializer": self.initializer_args}
+        drawn["eval_initializer"] = self.eval_initializer_args
+        key: dict[str, Any] = {name: getattr(self, name) for name in _GROUPED}
+        return key | {name: arguments.mode for name, arguments in drawn.items()}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DynamicEmbTableOptions):
@@ -192,6 +208,13 @@ class DynamicEmbTableOptions:
                     f"DynamicEmbTableOptions: {entry.name} is {value!r}, but only "
                     f"{entry.default!r} is built: {_NOT_BUILT[entry.name]}"
                 )
+        dtype = self.embedding_dtype
+        if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize == 1:
+            raise NotImplementedError(
+                f"DynamicEmbTableOptions: embedding_dtype is {dtype}, and rows of 8 bits are not "
+                "trained: give data_type=DataType.BF16 in the table's config, and leave this out. "
+                "torch_dynemb.freeze(model, rows='fp8') serves rows of 8 bits"
+            )
         self._check("embedding_dtype", (None, *ROW_DTYPES))
         check_storage("DynamicEmbTableOptions", self.external_storage, argument="external_storage")
         self._check("index_type", (None, torch.int64))
@@ -200,7 +223,7 @@ class DynamicEmbTableOptions:
         for name, kind in (
             ("initializer_args", DynamicEmbInitializerArgs),
             ("eval_initializer_args", DynamicEmbInitializerArgs),
-            ("admit_strategy", FrequencyAdmissionStrategy | None),
+            ("admit_strategy", AdmissionStrategy | None),
             ("admission_counter", KVCounter | None),
             ("evicted_item_mode", EvictedItemMode),
         ):
@@ -209,10 +232,13 @@ class DynamicEmbTableOptions:
                     f"DynamicEmbTableOptions: {name} is {getattr(self, name)!r}, expected "
                     f"{getattr(kind, '__name__', kind)}"
                 )
-        if self.admission_counter is not None and self.admit_strategy is None:
+        strategy = self.admit_strategy
+        counts = isinstance(strategy, FrequencyAdmissionStrategy)
+        if self.admission_counter is not None and not counts:
             raise ValueError(
                 f"DynamicEmbTableOptions: admission_counter is {self.admission_counter!r}, but "
-                "admit_strategy, which reads it, is missing: give one, or leave it out"
+                f"admit_strategy is {strategy!r}, expected FrequencyAdmissionStrategy, which reads "
+                "it: give one, or leave it out"
             )
         for name in ("training", "caching"):
             if not isinstance(getattr(self, name), bool):
@@ -230,6 +256,8 @@ class DynamicEmbTableOptions:
             routed_alike = entry.name == "dist_type" and value != "continuous"
             if entry.name in _OTHER_LAYOUT and value != entry.default and not routed_alike:
                 _warn_once(entry.name, value)
+        if isinstance(strategy, FrequencyAdmissionStrategy) and strategy.counter is not None:
+            _warn_once("admit_strategy.counter", strategy.counter)
 
     def _check(self, name: str, allowed: tuple[Any, ...]) -> None:
         if getattr(self, name) not in allowed:
@@ -264,7 +292,7 @@ class DynamicEmbTableOptions:
         strategy = self.admit_strategy
         if strategy is not None:
             strategy.check()
-            admission = AdmitFrequent(strategy.threshold) if strategy.threshold > 1 else None
+            admission = strategy.rule()
             if strategy.initializer_args in (None, self.initializer_args):
                 refused = "initial"
             else:
@@ -419,4 +447,5 @@ __all__ = [
     "EvictedItemMode",
     "FrequencyAdmissionStrategy",
     "KVCounter",
+    "ProbabilisticAdmissionStrategy",
 ]

@@ -10,7 +10,11 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, data_type_to
 
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.torchrec.planning.fused_params import optimizer_of
+from torch_dynemb.torchrec.planning.fused_params import (
+    DynamicEmbOptimType,
+    OptimType,
+    default_optimizer,
+)
 
 BUCKET_CAPACITY = 128
 BUCKET_ALIGNMENT = 16
@@ -90,7 +94,7 @@ def get_sharded_table_capacity(
 
 def get_table_value_bytes(
     embedding_config: BaseEmbeddingConfig,
-    optimizer_type: EmbOptimType,
+    optimizer_type: OptimType,
     world_size: int,
     bucket_capacity: int = BUCKET_CAPACITY,
 ) -> int:
@@ -105,13 +109,13 @@ def get_table_value_bytes(
         NotImplementedError: dynamic tables lack this optimizer.
     """
     rows = world_size * get_sharded_table_capacity(embedding_config, world_size, bucket_capacity)
-    optimizer = optimizer_of("get_table_value_bytes", {"optimizer": optimizer_type})
+    optimizer = default_optimizer("get_table_value_bytes", optimizer_type)
     values = row_values(embedding_config.embedding_dim, optimizer)
     return rows * values * int(data_type_to_dtype(embedding_config.data_type).itemsize)
 
 
 def get_optimizer_state_dim(
-    optimizer_type: EmbOptimType, dim: int, dtype: torch.dtype | None = None
+    optimizer_type: OptimType, dim: int, dtype: torch.dtype | None = None
 ) -> int:
     """Return how many values of optimizer state DynamicEmb keeps beside a row.
 
@@ -134,7 +138,7 @@ def get_optimizer_state_dim(
     """
     owner = "get_optimizer_state_dim"
     columns = integer(f"{owner}: dim", dim, least=1)
-    optimizer = optimizer_of(owner, {"optimizer": optimizer_type})
+    optimizer = default_optimizer(owner, optimizer_type)
     if optimizer_type != EmbOptimType.EXACT_ROWWISE_ADAGRAD:
         return row_values(columns, optimizer) - columns
     if not isinstance(dtype, torch.dtype):
@@ -145,7 +149,7 @@ def get_optimizer_state_dim(
     return 16 // dtype.itemsize
 
 
-def convert_optimizer_type(optimizer: EmbOptimType) -> EmbOptimType:
+def convert_optimizer_type(optimizer: OptimType) -> OptimType:
     """Return the type itself, which :func:`get_optimizer_state_dim` takes.
 
     Programs for DynamicEmb of 2025 convert it for that function.
@@ -157,11 +161,11 @@ def convert_optimizer_type(optimizer: EmbOptimType) -> EmbOptimType:
         TypeError: another type.
         NotImplementedError: dynamic tables lack this optimizer.
     """
-    if not isinstance(optimizer, EmbOptimType):
+    if not isinstance(optimizer, EmbOptimType | DynamicEmbOptimType):
         raise TypeError(
             f"convert_optimizer_type: optimizer is {described(optimizer)}, expected an EmbOptimType"
         )
-    optimizer_of("convert_optimizer_type", {"optimizer": optimizer})
+    default_optimizer("convert_optimizer_type", optimizer)
     return optimizer
 
 

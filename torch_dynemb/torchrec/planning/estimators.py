@@ -41,7 +41,7 @@ from torch_dynemb.storage.tiers import Storage as TierStorage
 from torch_dynemb.storage.tiers.configs import CachedStorage
 from torch_dynemb.storage.tiers.host_store import LEAST_SPLIT_BYTES
 from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES
-from torch_dynemb.torchrec.planning.fused_params import optimizer_of
+from torch_dynemb.torchrec.planning.fused_params import default_optimizer
 from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions, TableParams
 
 Constraints = Mapping[str, ParameterConstraints]
@@ -76,7 +76,7 @@ def planned_optimizer(parameter: Tensor, sharder: ModuleSharder[nn.Module]) -> O
         return given
     else:
         kind = fused_params.get("optimizer", _DEFAULT_OPTIMIZER)
-    return optimizer_of("planner", {"optimizer": kind})
+    return default_optimizer("planner", kind)
 
 
 def is_dynamic_option(option: ShardingOption) -> bool:

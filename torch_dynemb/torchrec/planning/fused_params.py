@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeAlias
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
@@ -17,6 +19,7 @@ from torch_dynemb.optim import (
     SGD,
     Adagrad,
     Adam,
+    Ftrl,
     PartialRowWiseAdam,
     PartialRowWiseLAMB,
     RowWiseAdagrad,
@@ -31,21 +34,41 @@ _OUTPUT_DTYPES = {
     DataType.FP16: torch.float16,
     DataType.BF16: torch.bfloat16,
 }
+
+
+class DynamicEmbOptimType(enum.Enum):
+    """Optimizers of DynamicEmb that FBGEMM's EmbOptimType lacks, for ``fused_params``.
+
+    Attributes:
+        FTRL: :class:`torch_dynemb.Ftrl`, with ``learning_rate``, ``l1_reg``, ``l2_reg``,
+            ``ftrl_beta`` and ``initial_accumulator_value`` of the fused_params.
+    """
+
+    FTRL = "ftrl"
+
+    def __repr__(self) -> str:
+        return str(self)  # code, so that signatures in the documentation can be read
+
+
 # FBGEMM's Adam family and LARS decay weights for any weight_decay_mode.
 _ADAM = ("eps", "betas", "weight_decay")
-_CLASSES: dict[EmbOptimType, tuple[type[OptimizerConfig], tuple[str, ...]]] = {
+_ADAGRAD = ("eps", "initial_accumulator_value")
+_FTRL = ("l1", "l2", "beta", "initial_accumulator_value")
+OptimType: TypeAlias = EmbOptimType | DynamicEmbOptimType
+_CLASSES: dict[OptimType, tuple[type[OptimizerConfig], tuple[str, ...]]] = {
     EmbOptimType.SGD: (SGD, ()),
     EmbOptimType.EXACT_SGD: (SGD, ()),
     EmbOptimType.LARS_SGD: (LARSSGD, ("momentum", "trust_coefficient", "weight_decay")),
-    EmbOptimType.EXACT_ADAGRAD: (Adagrad, ("eps",)),
-    EmbOptimType.ROWWISE_ADAGRAD: (RowWiseAdagrad, ("eps",)),
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: (RowWiseAdagrad, ("eps",)),
+    EmbOptimType.EXACT_ADAGRAD: (Adagrad, _ADAGRAD),
+    EmbOptimType.ROWWISE_ADAGRAD: (RowWiseAdagrad, _ADAGRAD),
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: (RowWiseAdagrad, _ADAGRAD),
     EmbOptimType.ADAM: (Adam, _ADAM),
     EmbOptimType.PARTIAL_ROWWISE_ADAM: (PartialRowWiseAdam, _ADAM),
     EmbOptimType.LAMB: (LAMB, _ADAM),
     EmbOptimType.PARTIAL_ROWWISE_LAMB: (PartialRowWiseLAMB, _ADAM),
+    DynamicEmbOptimType.FTRL: (Ftrl, _FTRL),
 }
-# Their names in fused_params, and FBGEMM's defaults.
+# Their names in fused_params, and the defaults of FBGEMM, or of DynamicEmb: the last six.
 _DEFAULTS: dict[str, Any] = {
     "learning_rate": 0.01,
     "eps": 1.0e-8,
@@ -58,6 +81,19 @@ _DEFAULTS: dict[str, Any] = {
     "gradient_clipping": False,
     "max_gradient": 1.0,
     "stochastic_rounding": True,
+    "initial_accumulator_value": 0.0,
+    "optimizer_state_dtype": None,
+    "learning_rate_power": -0.5,
+    "ftrl_beta": 0.0,
+    "l1_reg": 0.0,
+    "l2_reg": 0.0,
+}
+# Entries that some optimizers alone take, and their arguments.
+_OWN = {
+    "initial_accumulator_value": "initial_accumulator_value",
+    "ftrl_beta": "beta",
+    "l1_reg": "l1",
+    "l2_reg": "l2",
 }
 _KNOWN = {*_DEFAULTS, "optimizer", "betas", "lr", "output_dtype", "prefetch_pipeline"}
 _warned: set[str] = set()
@@ -66,12 +102,13 @@ _warned: set[str] = set()
 def optimizer_of(owner: str, fused_params: Mapping[str, Any]) -> OptimizerConfig:
     """Return the optimizer config that fused_params describe, with FBGEMM's defaults and meaning.
 
-    ``optimizer`` is an EmbOptimType (default EXACT_SGD). In FBGEMM's Adam family weight decay is
-    decoupled; row-wise Adagrad, Adagrad and SGD follow ``weight_decay_mode``.
+    ``optimizer`` is an EmbOptimType (default EXACT_SGD) or a :class:`DynamicEmbOptimType`. In
+    FBGEMM's Adam family weight decay is decoupled; row-wise Adagrad, Adagrad and SGD follow
+    ``weight_decay_mode``.
 
     Raises:
-        NotImplementedError: dynamic tables lack the optimizer or the mode.
-        ValueError: an entry without a meaning for dynamic tables.
+        NotImplementedError: dynamic tables lack the optimizer, the mode or the state's dtype.
+        ValueError: an entry without a meaning for dynamic tables or for the optimizer.
     """
     unknown = sorted(set(fused_params) - _KNOWN)
     if unknown:
@@ -85,31 +122,81 @@ def optimizer_of(owner: str, fused_params: Mapping[str, Any]) -> OptimizerConfig
     if "betas" in given:
         given["beta1"], given["beta2"] = given["betas"]
     kind = given.get("optimizer", EmbOptimType.EXACT_SGD)
-    if kind not in _CLASSES:
-        raise NotImplementedError(
-            f"{owner}: fused_params has optimizer {kind!r}, expected one of "
-            f"{[str(known) for known in _CLASSES]}; or give the sharder optimizer=, one of "
-            "torch_dynemb's configs"
-        )
-    config, takes = _CLASSES[kind]
+    config, takes = _class_of(owner, kind)
     values = {
         "eps": given["eps"],
         "momentum": given["momentum"],
         "trust_coefficient": given["eta"],
         "betas": (given["beta1"], given["beta2"]),
         "weight_decay": given["weight_decay"],
+        **{argument: given[name] for name, argument in _OWN.items()},
     }
     arguments: dict[str, Any] = {name: values[name] for name in takes}
     if "betas" in takes:
         arguments["decoupled_weight_decay"] = True
     if "weight_decay" not in takes:
         arguments |= _weight_decay(owner, given["weight_decay"], given["weight_decay_mode"])
+    arguments |= _state_dtype(owner, kind, config, given["optimizer_state_dtype"])
+    _check_own(owner, kind, takes, given)
     return config(
         lr=given["learning_rate"],
         clip_value=given["max_gradient"] if given["gradient_clipping"] else None,
         stochastic_rounding=given["stochastic_rounding"],
         **arguments,
     )
+
+
+def default_optimizer(owner: str, kind: OptimType) -> OptimizerConfig:
+    """Return an optimizer of a kind with default arguments, for the sizes of its state.
+
+    Raises:
+        NotImplementedError: dynamic tables lack the optimizer.
+    """
+    return _class_of(owner, kind)[0]()
+
+
+def _class_of(owner: str, kind: Any) -> tuple[type[OptimizerConfig], tuple[str, ...]]:
+    if kind not in _CLASSES:
+        raise NotImplementedError(
+            f"{owner}: fused_params has optimizer {kind!r}, expected one of "
+            f"{[str(known) for known in _CLASSES]}; or give the sharder optimizer=, one of "
+            "torch_dynemb's configs"
+        )
+    return _CLASSES[kind]
+
+
+def _check_own(owner: str, kind: OptimType, takes: tuple[str, ...], given: dict[str, Any]) -> None:
+    """Check the entries that some optimizers alone take."""
+    if given["learning_rate_power"] != _DEFAULTS["learning_rate_power"]:
+        raise NotImplementedError(
+            f"{owner}: fused_params has learning_rate_power {given['learning_rate_power']}, but "
+            "only -0.5 is built, the square root of McMahan et al. 2013: leave it out"
+        )
+    for name, argument in _OWN.items():
+        if argument not in takes and given[name] != _DEFAULTS[name]:
+            raise ValueError(
+                f"{owner}: fused_params has {name} {given[name]}, which {kind} does not take: "
+                "remove it"
+            )
+    ftrl = (given["ftrl_beta"], given["l2_reg"], given["initial_accumulator_value"])
+    if kind == DynamicEmbOptimType.FTRL and not any(ftrl):
+        raise ValueError(
+            f"{owner}: fused_params has ftrl_beta, l2_reg and initial_accumulator_value 0, so a "
+            "weight without a gradient would be 0 / 0: give one of them, such as 'ftrl_beta': 1.0"
+        )
+
+
+def _state_dtype(
+    owner: str, kind: OptimType, config: type[OptimizerConfig], dtype: torch.dtype | None
+) -> dict[str, torch.dtype]:
+    if dtype in (None, torch.float32):
+        return {}
+    if dtype != torch.bfloat16 or "state_dtype" not in {entry.name for entry in fields(config)}:
+        raise NotImplementedError(
+            f"{owner}: fused_params has optimizer_state_dtype {dtype}, expected torch.float32, or "
+            f"torch.bfloat16 for a state with a value per weight, which {kind} may lack: remove it"
+        )
+    return {"state_dtype": dtype}
 
 
 def _weight_decay(owner: str, weight_decay: float, mode: WeightDecayMode) -> dict[str, Any]:
@@ -163,4 +250,11 @@ def warn_of_prefetch(owner: str, fused_params: Mapping[str, Any]) -> None:
     )
 
 
-__all__ = ["optimizer_of", "output_dtype_of", "warn_of_prefetch"]
+__all__ = [
+    "DynamicEmbOptimType",
+    "OptimType",
+    "default_optimizer",
+    "optimizer_of",
+    "output_dtype_of",
+    "warn_of_prefetch",
+]
