@@ -7,12 +7,11 @@ for three seeds. The dynamic run differs by ``td.replace_embeddings`` and ``td.s
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import torch
+from fetch import FOLDER
 from torch import Tensor, nn
 
 import torch_dynemb as td
@@ -23,9 +22,7 @@ DIM, BATCH, EPOCHS = 16, 1024, 6
 
 def read(name: str) -> list[dict[str, str]]:
     """Read a file of the sample; names lose their types."""
-    recbole = importlib.util.find_spec("recbole")
-    assert recbole is not None
-    path = Path(str(recbole.origin)).parent / "dataset_example/ml-100k" / f"ml-100k.{name}"
+    (path,) = FOLDER.glob(f"lib/*/site-packages/recbole/dataset_example/ml-100k/ml-100k.{name}")
     with path.open(encoding="utf-8") as file:
         rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         names = [column.split(":")[0] for column in next(rows)]

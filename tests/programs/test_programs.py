@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fetch import DONE, FOLDER, PYTHON, RAY_PYTHON
+from fetch import DONE, FOLDER, PYTHON, RANKING_DONE, RANKING_PYTHON, RAY_PYTHON
 
 pytestmark = [pytest.mark.cpu_only("programs, in processes of their own"), pytest.mark.long]
 fetched = pytest.mark.skipif(
     not DONE.exists(), reason=f"{FOLDER} is missing: make programs fetches it"
+)
+ranking = pytest.mark.skipif(
+    not RANKING_DONE.exists(), reason=f"{RANKING_DONE} is missing: make programs fetches it"
 )
 
 HERE = Path(__file__).parent
@@ -52,9 +55,11 @@ def run(folder: Path, *command: str, ranks: int = 1, python: Path = PYTHON) -> s
     return done.stdout
 
 
-def results(folder: Path, program: str, *arguments: str, ranks: int = 1) -> list[dict[str, Any]]:
+def results(
+    folder: Path, program: str, *arguments: str, ranks: int = 1, python: Path = PYTHON
+) -> list[dict[str, Any]]:
     """Run a program; return what each rank prints last, by rank where there are several."""
-    output = run(folder, str(HERE / program), *arguments, ranks=ranks)
+    output = run(folder, str(HERE / program), *arguments, ranks=ranks, python=python)
     printed = re.findall(r"\{.*?\}", output)  # torchrun may put two on one line
     return sorted(map(json.loads, printed[-ranks:]), key=lambda of: of.get("rank", 0))
 
@@ -74,6 +79,36 @@ def test_deepfm_is_as_good_as_with_static_tables(tmp_path: Path) -> None:
     found = results(tmp_path, "deepfm_run.py", "3")[0]
     static, dynamic = (sum(found[kind]) / 3 for kind in ("static", "dynamic"))
     assert dynamic > static - 0.003, found
+
+
+@ranking
+def test_fuxictr_is_as_good_as_with_static_tables(tmp_path: Path) -> None:
+    found = results(tmp_path, "fuxictr_run.py", "DeepFM", "3", python=RANKING_PYTHON)[0]
+    static, dynamic = (sum(found[kind]) / 3 for kind in ("static", "dynamic"))
+    assert dynamic > static - 0.003, found
+
+
+@ranking
+@pytest.mark.parametrize(
+    ("model", "tables", "within"),
+    [
+        ("DeepFM", "dynamic", 0.003),
+        ("DeepFM", "dynamicemb", 0.003),
+        # TorchEasyRec trains the static table of its histories with Adam, and a dynamic one as all
+        # other tables, with Adagrad
+        ("MultiTowerDIN", "dynamic", 0.006),
+    ],
+)
+def test_torcheasyrec_is_as_good_as_with_static_tables(
+    tmp_path: Path, model: str, tables: str, within: float
+) -> None:
+    static, dynamic = (
+        results(tmp_path, "torcheasyrec_run.py", model, kind, "3", python=RANKING_PYTHON)[0]["auc"]
+        for kind in ("static", tables)
+    )
+    assert sum(of[-2] for of in dynamic) / 3 > sum(of[-2] for of in static) / 3 - within
+    # a new model that has loaded the last checkpoint
+    assert all(of[-1] == of[-2] for of in dynamic), dynamic
 
 
 @fetched

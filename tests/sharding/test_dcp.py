@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from dcp_steps import async_save, load_large, load_unfit, rows_read, save_with_stager_of_torch
+from dcp_steps import (
+    async_save,
+    load_by_planners_of_others,
+    load_large,
+    load_unfit,
+    rows_read,
+    save_with_stager_of_torch,
+)
 from ranks import Ranks
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -43,6 +50,11 @@ def test_ranks_read_what_they_own(two_ranks: Ranks, tmp_path: Path, sharding: st
     found = two_ranks.run(rows_read, str(tmp_path), sharding)
     assert all(read == has for read, has in found)
     assert sum(has for _, has in found) > 20
+
+
+def test_planners_of_others_read_all_rows(two_ranks: Ranks, tmp_path: Path) -> None:
+    for of_rank in two_ranks.run(load_by_planners_of_others, str(tmp_path)):
+        assert of_rank == [[], []]
 
 
 def test_rows_that_a_rank_reads_end_where_saved_pieces_do() -> None:

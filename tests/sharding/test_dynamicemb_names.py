@@ -160,7 +160,6 @@ ARRIVES["external_storage"] = [(STORE, "storage", STORE), (None, "storage", None
 
 # Values that are refused, and what the error says.
 RAISES: dict[str, list[tuple[Any, str]]] = {
-    "max_capacity": [(100, "max_capacity is 100.*set num_embeddings")],
     "evict_strategy": [("LFU", "evict_strategy is 'LFU'.*score_strategy")],
     "local_hbm_for_values": [(5, "local_hbm_for_values is 5.*leave it out")],
     "device_id": [(1, "device_id is 1.*device of its rank")],
@@ -217,7 +216,13 @@ WARNS: dict[str, tuple[Any, str]] = {
 }
 
 # Values that need the table to be judged: see the tests below.
-WITH_TABLE = {"bucket_capacity", "dim", "embedding_dtype", "global_hbm_for_values"}
+WITH_TABLE = {
+    "bucket_capacity",
+    "dim",
+    "embedding_dtype",
+    "global_hbm_for_values",
+    "max_capacity",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -392,6 +397,16 @@ def test_constraints_make_a_table_dynamic_or_not() -> None:
     with pytest.raises(TypeError, match="table 'a': dynamicemb_options is TableOptions"):
         constraints.options_of_table(bags(a=9).embedding_bag_configs()[0], td.SGD(lr=0.1))
 
+    with_kernel = DynamicEmbParameterConstraints(
+        use_dynamicemb=True,
+        compute_kernels=["customized_kernel"],
+        dynamicemb_options=DynamicEmbTableOptions(max_capacity=9),
+    )
+    config = bags(a=9).embedding_bag_configs()[0]
+    planned = with_kernel.options_of_table(config, td.SGD(lr=0.1))
+    assert planned.policy.capacity == 128  # one bucket
+    with pytest.raises(ValueError, match=r"max_capacity is 9, .*num_embeddings=8: set num_emb"):
+        with_kernel.options_of_table(bags(a=8).embedding_bag_configs()[0], td.SGD(lr=0.1))
     with pytest.raises(ValueError, match=r"compute_kernels is \['fused'\].*leave it out"):
         DynamicEmbParameterConstraints(use_dynamicemb=True, compute_kernels=["fused"])
     with pytest.raises(TypeError, match=r"dynamicemb_options is .*DynamicTableConstraints"):

@@ -12,7 +12,7 @@ import functools
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -25,6 +25,8 @@ from torch_dynemb.table.state import entry_owners
 
 _ANCHOR = "grad_anchor"  # the empty parameter of a module
 _PLANNER = "torch.distributed.checkpoint.default_planner"
+TakeSizes = Callable[[Any, dict[str, Any], Any], None]
+_others: list[TakeSizes] = []
 
 
 class StateNames:
@@ -74,6 +76,18 @@ def support_default_planner() -> None:
         _change_planner(loaded)
 
 
+def also_take_sizes(take: TakeSizes) -> None:
+    """Let torch's DefaultLoadPlanner load tables with other entries than those of modules.
+
+    Args:
+        take: is called before each load with the planner, the nested state dict and the metadata of
+            the checkpoint. It replaces entries of other sizes than the saved ones.
+    """
+    if take not in _others:
+        _others.append(take)
+    support_default_planner()
+
+
 def _change_planner(module: Any) -> None:
     replace("DefaultLoadPlanner", module.DefaultLoadPlanner, "set_up_planner", _with_tables)
 
@@ -88,6 +102,8 @@ def _with_tables(set_up: Any) -> Any:
     ) -> None:
         if metadata is not None:
             _take_saved_sizes(state_dict, metadata.state_dict_metadata)
+            for take in _others:
+                take(self, state_dict, metadata)
         set_up(self, state_dict, metadata, is_coordinator)
         if metadata is not None and self.flatten_state_dict:
             _leave_anchors_out(self.state_dict, metadata.state_dict_metadata)
@@ -140,4 +156,4 @@ def _leave_anchors_out(planned: dict[str, Any], saved: Mapping[str, Any]) -> Non
         del planned[key]
 
 
-__all__ = ["StateNames", "support_default_planner"]
+__all__ = ["StateNames", "TakeSizes", "also_take_sizes", "support_default_planner"]

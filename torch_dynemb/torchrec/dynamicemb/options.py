@@ -41,8 +41,6 @@ DistType = Literal["continuous", "roundrobin", "hash_roundrobin"]
 
 # Fields that must keep their defaults, and the remedy.
 _NOT_BUILT = {
-    "max_capacity": "DynamicEmb's planner sets it from num_embeddings: set num_embeddings in the "
-    "table's config",
     "evict_strategy": "score_strategy decides which ids are evicted: set that",
     "local_hbm_for_values": "DynamicEmb's planner sets it: leave it out",
     "device_id": "a table lies on the device of its rank: leave it out",
@@ -102,8 +100,10 @@ class DynamicEmbTableOptions:
 
     Args:
         embedding_dtype, dim: those of the table's config, or None.
-        max_capacity, evict_strategy, local_hbm_for_values, device_id: must keep their defaults; the
-            error names the remedy.
+        max_capacity: the config's num_embeddings, or None. DynamicEmb's planner replaces it by the
+            rows of a rank, as :func:`get_sharded_table_capacity` does here.
+        evict_strategy, local_hbm_for_values, device_id: must keep their defaults; the error names
+            the remedy.
         training: ``TableOptions.trainable``: False neither inserts nor trains rows.
         initializer_args: ``TableOptions.initializer``.
         eval_initializer_args: ``TableOptions.eval_default``, of any mode; DynamicEmb takes
@@ -275,8 +275,15 @@ class DynamicEmbTableOptions:
 
         Raises:
             NotImplementedError, TypeError, ValueError: as the constructor, for assigned fields.
+            ValueError: ``max_capacity`` is another number than ``num_embeddings``.
         """
         self._check_fields()
+        if self.max_capacity not in (None, num_embeddings):
+            raise ValueError(
+                f"DynamicEmbTableOptions: max_capacity is {self.max_capacity}, but the config has "
+                f"num_embeddings={num_embeddings}: set num_embeddings to the capacity of the whole "
+                "table, and leave max_capacity out"
+            )
         return self._options(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
 
     def _options(self, *, num_embeddings: int, embedding_dim: int) -> TableOptions:
@@ -325,7 +332,8 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
         constraints: further ones of TorchRec, such as ``pooling_factors``.
 
     Raises:
-        ValueError: ``compute_kernels`` or ``key_value_params`` of a dynamic table.
+        ValueError: another kernel in ``compute_kernels`` than ``"customized_kernel"``, or
+            ``key_value_params``, of a dynamic table.
         TypeError: options of another type.
 
     Example:
@@ -367,9 +375,12 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
     def use_dynamicemb(self, value: bool) -> None:
         if value == self._use_dynamicemb:
             return
-        for name in ("compute_kernels", "key_value_params"):
+        for name, allowed in (
+            ("compute_kernels", (None, [DYNAMIC_KERNEL])),
+            ("key_value_params", (None,)),
+        ):
             given = getattr(self, name)
-            if value and given is not None:
+            if value and given not in allowed:
                 raise ValueError(
                     f"DynamicEmbParameterConstraints: {name} is {given!r}, but the table is "
                     "dynamic: leave it out"

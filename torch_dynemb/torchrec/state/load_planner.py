@@ -49,47 +49,84 @@ class LoadPlanner(DefaultLoadPlanner):
         is_coordinator: bool = False,
     ) -> None:
         assert metadata is not None
-        # in the nested dicts themselves, because the base class flattens them more than once
-        flat, mappings = flatten_state_dict(state_dict)
-        tables = table_prefixes(flat)
-        owners = {table: _owners_of(flat, table) for table in tables}
-        for key in list(flat):
-            value = flat.pop(key)  # frees the replaced value at once
-            entry = metadata.state_dict_metadata.get(key)
-            table = next((start for start in tables if key.startswith(start)), None)
-            # the base class reports missing entries
-            if table is not None and isinstance(entry, TensorStorageMetadata):
-                resized = self._resized(value, entry, owners[table])
-                set_element(state_dict, mappings[key], resized)
+        _take_saved_sizes(state_dict, metadata, self._process_group)
         super().set_up_planner(state_dict, metadata, is_coordinator)
 
-    def _resized(self, value: Any, entry: TensorStorageMetadata, owners: list[int]) -> Any:
-        """Return an empty entry of the saved size, with rows spread over the ranks."""
-        dtype = entry.properties.dtype
-        if not isinstance(value, ShardedTensor):
-            return torch.empty(entry.size, dtype=dtype, device="cpu")
-        process_group = self._process_group
-        ranks, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
-        rows, columns = entry.size
-        device = _device_of(value, process_group)
-        members = dist.get_process_group_ranks(process_group)
-        known = set(owners) <= set(members)  # otherwise the table is sharded over other ranks
-        parts = rows_by_rank(entry, [members.index(of) for of in owners] if known else [], ranks)
-        shards, local = [], []
-        for r, of_rank in enumerate(parts):
-            if not of_rank and (rows > 0 or r > 0):
-                continue  # a ShardedTensor has at least one shard, even if empty
-            size = [len(of_rank), columns]
-            metadata = ShardMetadata([of_rank.start, 0], size, placement_of(members[r], device))
-            shards.append(metadata)
-            if r == rank:
-                empty = torch.empty(size, dtype=dtype, device=device)
-                local.append(Shard(empty, metadata))
-        return ShardedTensor._init_from_local_shards_and_global_metadata(
-            local,
-            ShardedTensorMetadata(shards, torch.Size([rows, columns]), TensorProperties(dtype)),
-            process_group=process_group,
-        )
+
+def take_saved_sizes(planner: Any, state_dict: dict[str, Any], metadata: Metadata) -> None:
+    """Give entries of other sizes than the saved ones as many rows as the checkpoint has.
+
+    Args:
+        planner: of a load on all ranks.
+        state_dict: nested dicts, in which entries are replaced.
+        metadata: of the checkpoint.
+    """
+    if not isinstance(planner, LoadPlanner):  # which has done so
+        _take_saved_sizes(state_dict, metadata, None, only_others=True)
+
+
+def _take_saved_sizes(
+    state_dict: dict[str, Any],
+    metadata: Metadata,
+    process_group: dist.ProcessGroup | None,
+    *,
+    only_others: bool = False,
+) -> None:
+    """Replace entries in the nested dicts themselves, because planners flatten them repeatedly.
+
+    Args:
+        state_dict: nested dicts.
+        metadata: of the checkpoint.
+        process_group: of the loading ranks; None: all.
+        only_others: leave entries of the saved sizes as they are.
+    """
+    flat, mappings = flatten_state_dict(state_dict)
+    tables = table_prefixes(flat)
+    owners = {table: _owners_of(flat, table) for table in tables}
+    for key in list(flat):
+        value = flat.pop(key)  # frees the replaced value at once
+        entry = metadata.state_dict_metadata.get(key)
+        table = next((start for start in tables if key.startswith(start)), None)
+        # planners report missing entries
+        if table is None or not isinstance(entry, TensorStorageMetadata):
+            continue
+        if only_others and value.size() == entry.size:
+            continue
+        resized = _resized(value, entry, owners[table], process_group)
+        set_element(state_dict, mappings[key], resized)
+
+
+def _resized(
+    value: Any,
+    entry: TensorStorageMetadata,
+    owners: list[int],
+    process_group: dist.ProcessGroup | None,
+) -> Any:
+    """Return an empty entry of the saved size, with rows spread over the ranks."""
+    dtype = entry.properties.dtype
+    if not isinstance(value, ShardedTensor):
+        return torch.empty(entry.size, dtype=dtype, device="cpu")
+    ranks, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
+    rows, columns = entry.size
+    device = _device_of(value, process_group)
+    members = dist.get_process_group_ranks(process_group)
+    known = set(owners) <= set(members)  # otherwise the table is sharded over other ranks
+    parts = rows_by_rank(entry, [members.index(of) for of in owners] if known else [], ranks)
+    shards, local = [], []
+    for r, of_rank in enumerate(parts):
+        if not of_rank and (rows > 0 or r > 0):
+            continue  # a ShardedTensor has at least one shard, even if empty
+        size = [len(of_rank), columns]
+        metadata = ShardMetadata([of_rank.start, 0], size, placement_of(members[r], device))
+        shards.append(metadata)
+        if r == rank:
+            empty = torch.empty(size, dtype=dtype, device=device)
+            local.append(Shard(empty, metadata))
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        local,
+        ShardedTensorMetadata(shards, torch.Size([rows, columns]), TensorProperties(dtype)),
+        process_group=process_group,
+    )
 
 
 def table_prefixes(flat: dict[str, Any]) -> list[str]:
@@ -156,4 +193,4 @@ def _device_of(value: ShardedTensor, process_group: dist.ProcessGroup | None) ->
     return torch.device(kind, torch.accelerator.current_device_index())
 
 
-__all__ = ["LoadPlanner", "rows_by_rank", "table_prefixes"]
+__all__ = ["LoadPlanner", "rows_by_rank", "table_prefixes", "take_saved_sizes"]

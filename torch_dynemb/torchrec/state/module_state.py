@@ -16,6 +16,7 @@ from torchrec.distributed.types import ParameterSharding
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
 from torch_dynemb.distributed.ranks import from_all_ranks
 from torch_dynemb.distributed.together import ranks_of
+from torch_dynemb.nn.distributed_checkpoint import also_take_sizes
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.layout import score_words_of
@@ -35,6 +36,7 @@ from torch_dynemb.torchrec.planning.plans import ModulePlan
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 from torch_dynemb.torchrec.sharding.tables import row_dtype_of
 from torch_dynemb.torchrec.state.entry_checks import check_entries, is_entry, missing_entries
+from torch_dynemb.torchrec.state.load_planner import take_saved_sizes
 from torch_dynemb.torchrec.state.shard_places import places_of
 from torch_dynemb.torchrec.state.table_entry import TableEntry
 from torch_dynemb.torchrec.state.table_load import TableLoad
@@ -101,6 +103,7 @@ class ModuleState:
         Raises:
             RuntimeError: rows lie in a store.
         """
+        also_take_sizes(take_saved_sizes)
         for kernel in self.kernels:
             kernel.tables.group.tables.check_in_memory("state_dict")
             kernel.tables.group.materialize()
