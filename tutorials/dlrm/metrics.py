@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torchmetrics.functional.classification import binary_auroc
 
 
 def exact_auc(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
-    """Return the probability that a positive scores above a negative, ties counting one half.
+    """Return the area under the ROC curve by torchmetrics, ties counting one half.
 
     Args:
         labels: (N,) 0 or 1.
-        scores: (N,) higher means more likely 1; any monotone function of the probability.
+        scores: (N,) probabilities or log-odds.
 
     Returns:
-        The area under the ROC curve, from 0 to 1; NaN if only one of the labels occurs.
+        From 0 to 1; NaN, not torchmetrics' 0, if only one of the labels occurs.
 
     Example:
         >>> exact_auc([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8])
         0.75
     """
-    positive = np.asarray(labels) > 0.5
-    positives = int(positive.sum())
-    negatives = len(positive) - positives
-    if not positives or not negatives:
+    target = torch.as_tensor(labels).long()
+    if len(target.unique()) < 2:
         return float("nan")
-    _, group, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2  # mean rank within a group of ties
-    rank_sum = float(ranks[group[positive]].sum())
-    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+    return float(binary_auroc(torch.as_tensor(scores).double(), target))
 
 
 class RunningAUC:
