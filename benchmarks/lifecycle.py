@@ -18,7 +18,7 @@ from common.command import is_selected, parser, positive
 from common.id_streams import distinct_ids
 from common.report import Report, Row, compare, quantity
 from common.timing import Timing, interleave
-from eviction import decayed, quality
+from eviction import decayed, quality, removal
 from eviction.quality import SCORES
 from peers.evicting_table import EvictingTable
 from peers.initial_rows import NormalRows
@@ -395,6 +395,7 @@ def main() -> None:
         decayed.hit_rate_rows(BENCH, stream, options.only),
         decayed.mch_hit_rate_rows(BENCH, stream, options.only),
         decayed.cost_rows(BENCH, sizes.capacity, sizes.batch, sizes.rounds, options.only),
+        removal.removal_rows(BENCH, 4 * sizes.capacity, options.only),
     ):
         report.take(rows)
     report.close()

@@ -60,6 +60,7 @@ class Table:
         pooling: ``"none"``: it is in the EmbeddingCollection, else in the EmbeddingBagCollection.
         sharding: as in ShardingType.
         dynamic: False: TorchRec's own kernel.
+        written: whether DistributedModelParallel.write may write its rows.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Table:
     num_embeddings: int = 7
     padding_idx: int | None = None
     columns_per_rank: tuple[int, ...] | None = None
+    written: bool = False
 
 
 class Model(nn.Module):
@@ -114,6 +116,8 @@ def _config(table: Table) -> Any:
         "data_type": DataType[table.data_type],
         "init_fn": None if table.dynamic else _fill,
     }
+    if table.written:
+        arguments["enable_embedding_update"] = True
     if table.pooling == "none":
         return EmbeddingConfig(**arguments)
     return EmbeddingBagConfig(**arguments, pooling=PoolingType[table.pooling.upper()])

@@ -62,6 +62,7 @@ from torch_dynemb.optim import (
     SmartDecayAdam,
     SplitOptimizer,
 )
+from torch_dynemb.parts.new_ids import insert_new
 from torch_dynemb.policy.admission import (
     AdmitBy,
     AdmitByChance,
@@ -173,6 +174,7 @@ __all__ = [
     "freeze",
     "hash_strings",
     "in_batch_softmax_loss",
+    "insert_new",
     "prefetched",
     "private_to_rank",
     "register_admission",

@@ -195,6 +195,16 @@ CALLS: dict[str, Call] = {
         {"table": 0, "value": 1.0},
         {"table": NO_TABLE, "value": [None, "x", [1.0], True, torch.rand(2)]},
     ),
+    "remove_in_slices": Call(
+        method(group, "remove_in_slices"),
+        {"table": 0, "batch_size": 4, "score_below": 1},
+        {"table": NO_TABLE, "batch_size": [*NO_COUNT, 3]},
+    ),
+    "insert_new": Call(
+        config(td.insert_new, model=bags(), rows_of=lambda ids: torch.rand(len(ids), 4)),
+        {"table": "t", "ids": IDS},
+        {"model": NO_MODULE, "table": NO_NAME, "ids": NO_IDS, "rows_of": NO_OBJECT},
+    ),
     "clear": Call(method(group, "clear"), {"table": 0}, {"table": NO_TABLE}),
     "reset_counts": Call(method(group, "reset_counts"), {"table": 0}, {"table": NO_TABLE}),
     "export": Call(

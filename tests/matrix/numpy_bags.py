@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,7 @@ def tables_of(case: Case) -> list[Table]:
     }
     padding_idx = PADDING if case["padding_idx"] else None
     t = Table("t", case["dim"], ("a", "b"), pooling, padding_idx=padding_idx, **options)
+    t = replace(t, written=case["written"])
     dim = case["dim"] if pooling == "none" else 24  # sequences have one
     others = {
         "one": [],
@@ -182,6 +183,10 @@ class Rows:
         ]
         total = sum(w for _, w in counted) if self.table.pooling == "mean" else 1.0
         return [(id, weight / total) for id, weight in counted]
+
+    def write(self, id: int, row: Tensor) -> None:
+        """Set the row of an id; its optimizer state stays."""
+        self.rows[id] = row.to(self.dtype).double().numpy()
 
     def add_gradient(self, bags: Bags, of_output: Floats) -> None:
         """Add that of an output to the gradients of its rows."""

@@ -14,6 +14,7 @@ from numpy_bags import (
     BY_ROWS,
     INITIAL,
     KNOWN,
+    NEW,
     OPTIMIZERS,
     POLICIES,
     TOLERANCE,
@@ -36,6 +37,7 @@ from sharded_models import (
 )
 from static_rows import insert_static_rows
 from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import torch_dynemb as td
 from torch_dynemb.torchrec import (
@@ -158,6 +160,8 @@ def _differences(rank: int, case: Case, folder: str) -> list[str]:
                     found.append(f"{what} {name}: dtype {outputs[name].dtype}")
 
     for step in range(STEPS):
+        if case["written"]:
+            _write(case, model, of_tables["t"], names, rank, step)
         for micro in range(case["micro_batches"]):
             number = 10 * micro + step
             of_ranks = [drawn(of, number) for of in range(world)]
@@ -205,6 +209,30 @@ def _differences(rank: int, case: Case, folder: str) -> list[str]:
         last = drawn(rank, 90)
         compare("frozen output", td.freeze(model)(batch_of(case, last)), last, reads=True)
     return found + wrong_rows(model, of_tables, tolerance)
+
+
+def _write(
+    case: Case,
+    model: Any,
+    of_table: Rows,
+    names: Sequence[tuple[str, Table, str]],
+    rank: int,
+    step: int,
+) -> None:
+    """Write rows of ids that ranks and features share, by TorchRec's method; collective."""
+    keys = [name for name, table, _ in reversed(names) if table.name == "t"]
+    for of in range(dist.get_world_size()):
+        random = seeded(10000 * case["seed"] + 500 + 10 * step + of)
+        ids = torch.randint(KNOWN + NEW, (5 * len(keys),), generator=random)
+        ids[ids == of_table.table.padding_idx] = 0
+        rows = torch.randn(len(ids), case["dim"], generator=random)
+        if of == rank:
+            ids_type, lengths_type = case["ids_type"], case["lengths_type"]
+            lengths = torch.tensor([2, 3] * len(keys), dtype=getattr(torch, lengths_type))
+            given = ids.to(getattr(torch, ids_type))
+            model.write(KeyedJaggedTensor(keys, given, rows, lengths=lengths))
+        for id, row in zip(ids.tolist(), rows, strict=True):  # the last one counts
+            of_table.write(id, row)
 
 
 def wrong_rows(model: Any, of_tables: Mapping[str, Rows], tolerance: float) -> list[str]:
@@ -291,6 +319,7 @@ SPACE = Space(
         "record_evicted": [False, True],
         "storage": ["none", "ssd"],
         "loaded_by": ["state_dict", "insertion"],
+        "written": [False, True],
         "eval_between": [False, True],
         "freeze": [False, True],
     },
@@ -301,6 +330,7 @@ SPACE = Space(
         ),
         lambda pooling, sharding: pooling != "none" or sharding in SEQUENCE_SHARDINGS,
         lambda beside, requires_grad: beside != "static" or requires_grad,
+        lambda written, pooling: not written or pooling == "none",
         # a column shard has its own mean of squares, as in FBGEMM
         lambda sharding, optimizer: optimizer != "row_wise_adagrad" or sharding in BY_ROWS,
         # columns are divided evenly

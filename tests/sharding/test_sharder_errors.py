@@ -437,12 +437,6 @@ def test_options_refuse_what_is_none() -> None:
 def test_what_needs_row_numbers_is_refused() -> None:
     table = replace(TABLE, pooling="none")
 
-    def written(model: Any) -> None:
-        for config in model.sequences.embedding_configs():
-            config.enable_embedding_update = True
-
-    with pytest.raises(NotImplementedError, match=r"\['users'\] have enable_embedding_update, but"):
-        sharded((table,), prepare=written)
     [kernel] = kernels(sharded((table,)))
     for name in ("_emb_module", "emb_module"):  # of managed collisions, of pruning
         with pytest.raises(NotImplementedError, match="managed collisions, pruning and trackers"):

@@ -110,8 +110,8 @@ def check_equal(plain: td.TableGroup, stored: td.TableGroup) -> None:
 
 IDS = st.lists(st.integers(0, 99), min_size=1, max_size=40, unique=True)
 CALLS = (
-    "assign train train train look insert erase fill norm predicate clear materialize compact "
-    "content"
+    "assign train train train look insert erase fill norm slices predicate clear materialize "
+    "compact content"
 )
 STEPS = st.tuples(
     st.sampled_from(CALLS.split()), st.integers(0, 2), IDS, st.integers(0, 1000), st.booleans()
@@ -137,6 +137,8 @@ def do(
         group.fill(table, seed / 7)
     elif what == "norm":
         return group.remove(table, norm_below=1 + seed / 500)
+    elif what == "slices":
+        return list(group.remove_in_slices(table, norm_below=1 + seed / 500, batch_size=16))
     elif what == "predicate":
         return group.remove(table, predicate=lambda found, _: found % 5 == seed % 5)
     elif what == "clear":

@@ -70,6 +70,11 @@ class RowUpdate:
         if new.numel() > 0:
             size = int(tables.index.tables[table, Table.SIZE])
             ops.grow_(tables.index, table, size - self.gone.numel() + new.numel())
+        self.copy_known()
+
+    def copy_known(self) -> None:
+        """Copy the content that will change, for :meth:`undo`."""
+        tables, table = self._tables, self._table
         ids = torch.cat([self.ids[~self.new], self.gone])
         values = read_rows(tables, table, ids, self._handles(ids))
         self._back = partial(
@@ -80,7 +85,7 @@ class RowUpdate:
             values._replace(
                 scores={word: self._scores_of(ids, word) for word in score_names(tables, table)}
             ),
-            gone=new,
+            gone=self.ids[self.new],
             steps=optimizer_steps(tables, table),
         )
 

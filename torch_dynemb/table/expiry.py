@@ -54,7 +54,7 @@ class Expiry:
     def __init__(self, tables: Tables, table: int) -> None:
         self._expires = "expiry" in tables.config.layout.score_words
         self._word = tables.config.layout.word("expiry") if self._expires else 0
-        self._now = tables.index.clock[Clock.NOW]
+        self._now = tables.index.clock[Clock.NOW].clone()  # the clock goes on
         self._floor = _floor(tables, table) if self._expires else _NONE_EXPIRES
 
     def expired(self, batch: ops.ExportedBatch) -> Tensor:

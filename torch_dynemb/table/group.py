@@ -436,6 +436,40 @@ class TableGroup(GroupTables):
             self._tables, self._number("remove", table), batch_size=batch_size, **condition
         )
 
+    @takes_options
+    def remove_in_slices(
+        self,
+        table: int | str,
+        *,
+        batch_size: int = 1 << 16,
+        **condition: Unpack[removal.Conditions],
+    ) -> Iterator[int]:
+        """Remove ids as :meth:`remove` does, some at each ``next()``, between training steps.
+
+        All slices go by the time and step of this call. An id that is there from now to the last
+        slice goes if it meets the condition all the time, and stays if it never does. Others, such
+        as new ids, are judged as they are when their slice comes. After a rehash of the index, as
+        by a growth or :meth:`compact`, the removal starts over with slices twice as large, because
+        ids have moved. So it ends.
+
+        Each rank looks at its own ids, in a number of slices of its own. With ``keep_at_least``,
+        this call scans the times of all ids for ``expired=True``.
+
+        Args:
+            table: its name or number.
+            batch_size: ids of a slice, at least 4; a slice of an emptier index has fewer.
+            **condition: as in :meth:`remove`.
+
+        Returns:
+            Iterator over the number of removed ids of each slice.
+
+        Raises:
+            ValueError, TypeError: as :meth:`remove`.
+            RuntimeError: a slice after :meth:`add_table`, :meth:`set_optimizer` or :meth:`to`.
+        """
+        call = (lambda: self._tables), self._number("remove_in_slices", table)
+        return removal.RemovalInSlices(*call, batch_size=batch_size, **condition)
+
     def clear(self, table: int | str) -> int:
         """Remove all ids of a table; return how many. Its index keeps its size.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import torch
@@ -87,6 +87,61 @@ def remove(
         # in one erase: an error of a predicate, or an interrupt, removes nothing
         chosen = [batch.ids[condition(batch)] for batch in exported(tables, table, batch_size)]
         return erase(tables, table, torch.cat(chosen)) if chosen else 0
+
+
+class RemovalInSlices(Iterator[int]):
+    """Removal of the ids that meet a condition, a slice of the index at each ``next()``.
+
+    Iteration raises StopIteration once all ids were looked at. After another error, the next call
+    takes the same slice.
+
+    Args:
+        current: returns the tables that the group has now.
+        table: its number.
+        batch_size, conditions: as in :meth:`torch_dynemb.TableGroup.remove_in_slices`.
+    """
+
+    def __init__(
+        self,
+        current: Callable[[], Tables],
+        table: int,
+        *,
+        batch_size: int = 1 << 16,
+        **conditions: Unpack[Conditions],
+    ) -> None:
+        self._ids = integer("remove_in_slices: batch_size", batch_size, least=BUCKET_WIDTH)
+        self._current, self._tables, self._table = current, current(), table
+        self._condition = condition_of(self._tables, table, conditions)
+        self._begin, self._places = 0, self._index_state()
+
+    def _index_state(self) -> list[int]:
+        """Return numbers that change whenever ids get other places in the index."""
+        row = self._tables.index.tables[self._table]
+        return [int(row[Table.BUCKET_COUNT]), int(row[Table.GROWTHS])]
+
+    def __next__(self) -> int:
+        tables = self._tables
+        if self._current() is not tables:
+            raise RuntimeError(
+                "remove_in_slices: the group has other tables since the first slice, by "
+                "add_table(), set_optimizer() or to(): begin a new removal"
+            )
+        if self._begin < 0:
+            raise StopIteration
+        with tables.changing():
+            places = self._index_state()
+            if places != self._places:
+                # An id may have moved to a place that was looked at. Twice the size: the removal
+                # ends, however often that happens.
+                self._begin, self._places, self._ids = 0, places, 2 * self._ids
+            batch = ops.export_batch(
+                tables.index, table=self._table, begin=self._begin, max_ids=self._ids
+            )
+            removed = 0
+            if batch.ids.numel() > 0:
+                removed = erase(tables, self._table, batch.ids[self._condition(batch)])
+            self._begin = int(batch.next)
+        return removed
 
 
 def clear(tables: Tables, table: int) -> int:
@@ -219,6 +274,7 @@ def _norms(tables: Tables, table: int, batch: ops.ExportedBatch) -> Tensor:
 __all__ = [
     "Conditions",
     "Predicate",
+    "RemovalInSlices",
     "clear",
     "contains",
     "erase",

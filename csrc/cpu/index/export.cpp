@@ -10,8 +10,11 @@
 namespace dynemb::cpu {
 namespace {
 
+constexpr int64_t kLeastBuckets = 1024;  // of a call that does not end the table
+
 // Ids, handles and scores [n, words] (zeros in a table without scores) of the occupied slots from
-// bucket `begin` on, at most max_ids of them, and the next bucket (-1: the end).
+// bucket `begin` on, at most max_ids of them and from as many buckets, so that a call in a sparse
+// index is short, too; and the next bucket (-1: the end).
 std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor scores,
                                                         Tensor tables, Tensor meta, int64_t table,
                                                         int64_t begin, int64_t max_ids) {
@@ -21,9 +24,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor s
   const TableView view = index.table(table);
   check_begin(op, begin, view.bucket_count);
   check_max_ids(op, max_ids);
+  const int64_t end = std::min(view.bucket_count - begin, std::max(max_ids, kLeastBuckets)) + begin;
   std::vector<int64_t> id, handle, score;
   int64_t bucket = begin;
-  for (; bucket < view.bucket_count; ++bucket) {
+  for (; bucket < end; ++bucket) {
     if (static_cast<int64_t>(id.size()) + kBucketWidth > max_ids) break;
     const int64_t* line = view.line(bucket);
     for (int slot = 0; slot < kBucketWidth; ++slot) {

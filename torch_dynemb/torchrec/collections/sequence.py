@@ -7,9 +7,13 @@ from typing import Any
 import torch
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import Awaitable, NoWait, ShardingEnv
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from torch_dynemb.distributed.together import ranks_of
+from torch_dynemb.parts.owned_rows import OwnedRows, assign_all, last_of_each, rows_to_owners
+from torch_dynemb.parts.table_parts import parts_in
 from torch_dynemb.torchrec.collections.dynamic_part import DynamicPart, table_plans
 from torch_dynemb.torchrec.planning.options import is_dynamic
 from torch_dynemb.torchrec.planning.plans import KeptInfos, ModulePlan
@@ -21,6 +25,7 @@ from torch_dynemb.torchrec.sharding.dedup import (
     feature_groups_of,
 )
 from torch_dynemb.torchrec.sharding.shardings import SEQUENCE
+from torch_dynemb.torchrec.sharding.written_rows import WrittenTable, written_rows
 
 
 class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection):  # type: ignore[misc]
@@ -130,6 +135,64 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
             ids = positions if shared.reindexed_values is None else shared.reindexed_values
             names = [str(n) for n in range(len(shared.reindexed_lengths))]
             ctx.input_features.append(KeyedJaggedTensor(names, ids, lengths=lengths))
+
+    # -- rows from outside ----------------------------------------------------------------------
+
+    def _written(self) -> dict[str, WrittenTable]:
+        """Return the dynamic tables with ``enable_embedding_update``."""
+        configs, options = self._embedding_configs, self.plan_of_tables.options
+        return {
+            config.name: WrittenTable(keys, config.embedding_dim, options[config.name].padding_idx)
+            for config, keys in zip(configs, get_embedding_names_by_table(configs), strict=True)
+            if config.name in options and getattr(config, "enable_embedding_update", False)
+        }
+
+    @torch.no_grad()
+    def write_dist(self, ctx: Any, embeddings: KeyedJaggedTensor) -> Awaitable[Awaitable[Any]]:
+        """Send rows to the ranks that own their ids, for :meth:`update`; all ranks call it.
+
+        TorchRec's ``DistributedModelParallel.write`` calls both. All tables of the collection with
+        ``enable_embedding_update`` are written, in any sharding. Rows of known ids are replaced,
+        new ids are inserted without admission; optimizer state and scores are those of
+        ``TableGroup.insert_or_assign``. If an id comes several times, its last row counts, and that
+        of the last rank.
+
+        Args:
+            ctx: of TorchRec.
+            embeddings: keys are the names of the collection's outputs, values are ids, and weights
+                rows, float [N, dim].
+
+        Raises:
+            TypeError, ValueError: the batch of a rank is something else; on all ranks.
+            NoRoomError: from :meth:`update`, on all ranks, if a table has no room; no row has been
+                written.
+        """
+        written = self._written()
+        if not written:
+            return super().write_dist(ctx, embeddings)
+        ranks = ranks_of(self._env.process_group)
+        batches = ranks.run(lambda: written_rows(embeddings, written, self._device))
+        parts = list(parts_in(self, ""))
+        shards = ranks.gather([part.shard for part in parts])
+        owned: list[OwnedRows] = []
+        for name, batch in batches.items():
+            own = [part for part in parts if part.name == name]
+            of_table = [[shard for shard in of if shard.name == name] for of in shards]
+            arrived = rows_to_owners(own, of_table, batch, ranks)
+            owned += [OwnedRows(part, last_of_each(rows)) for part, rows in arrived]
+        return NoWait(NoWait(owned))
+
+    def update(self, ctx: Any, dist_input: Any) -> None:
+        """Write the rows that :meth:`write_dist` has sent to this rank; all ranks call it.
+
+        Args:
+            ctx: of TorchRec.
+            dist_input: what :meth:`write_dist` has given.
+        """
+        if not self._written():
+            super().update(ctx, dist_input)
+            return
+        assign_all("write", dist_input, ranks_of(self._env.process_group))
 
     def _embedding_dim_for_sharding_type(self, sharding_type: str) -> int:
         dim: int = super()._embedding_dim_for_sharding_type(sharding_type.removeprefix("dynamic_"))

@@ -126,21 +126,32 @@ def check_scores_from_weights(
         )
 
 
-def check_not_written(
-    owner: str, configs: Sequence[Any], shardings: Mapping[str, ParameterSharding]
+def check_written(
+    owner: str, configs: Sequence[Any], shardings: Mapping[str, ParameterSharding], env: ShardingEnv
 ) -> None:
-    """Raise NotImplementedError if DistributedModelParallel.write is to write a dynamic table."""
+    """Raise NotImplementedError if DistributedModelParallel.write cannot write a dynamic table."""
     written = [
-        config.name
-        for config in configs
-        if getattr(config, "enable_embedding_update", False) and is_dynamic(shardings[config.name])
+        config.name for config in configs if getattr(config, "enable_embedding_update", False)
     ]
-    if written:
+    dynamic = [name for name in written if is_dynamic(shardings[name])]
+    static = [name for name in written if name not in dynamic]
+    if dynamic and owner != "EmbeddingCollection":
         raise NotImplementedError(
-            f"{owner}: tables {written} have enable_embedding_update, but "
-            "DistributedModelParallel.write finds rows by number, which dynamic tables do not "
-            "have: leave enable_embedding_update out, and write rows of ids by "
-            "torch_dynemb.migrate.load, or make the tables static"
+            f"{owner}: tables {dynamic} have enable_embedding_update, but "
+            "DistributedModelParallel.write writes those of an EmbeddingCollection only: leave "
+            "enable_embedding_update out, and write rows of ids by torch_dynemb.migrate.load or "
+            "torch_dynemb.insert_new"
+        )
+    if dynamic and static:
+        raise NotImplementedError(
+            f"{owner}: tables {written} have enable_embedding_update, but {static} are static: "
+            "give these a collection of their own"
+        )
+    if dynamic and isinstance(env, ShardingEnv2D):
+        raise NotImplementedError(
+            f"{owner}: tables {dynamic} have enable_embedding_update, but each sharding group of a "
+            "DynamicDMPCollection would write its own rows: leave enable_embedding_update out, or "
+            "use DistributedModelParallel"
         )
 
 
@@ -263,10 +274,10 @@ def check_ranks_agree(
 
 __all__ = [
     "check_groups_synced",
-    "check_not_written",
     "check_plan",
     "check_ranks_agree",
     "check_scores_from_weights",
     "check_storage_device",
     "check_where",
+    "check_written",
 ]

@@ -25,12 +25,12 @@ from torch_dynemb.torchrec.planning.fused_params import (
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
 from torch_dynemb.torchrec.planning.plan_checks import (
     check_groups_synced,
-    check_not_written,
     check_plan,
     check_ranks_agree,
     check_scores_from_weights,
     check_storage_device,
     check_where,
+    check_written,
 )
 
 # Key of a KernelPlan in the fused_params of a table.
@@ -255,7 +255,7 @@ def module_plan(
     )
     names = [config.name for config in configs]
     check_plan(owner, names, shardings)
-    check_not_written(owner, configs, shardings)
+    check_written(owner, configs, shardings, env)
     check_groups_synced(owner, env, shardings)
     pooled_after = use_index_dedup and owner == "EmbeddingBagCollection"
     of_tables = options_by_table(

@@ -16,6 +16,7 @@ from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.parts.table_parts import table_name
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.process.torch_modes import plain_torch
+from torch_dynemb.torchrec.planning.options import is_dynamic
 from torch_dynemb.torchrec.planning.plans import ModulePlan
 from torch_dynemb.torchrec.resharding.moves import CollectionMove, ReshardedTable, move_tables
 from torch_dynemb.torchrec.resharding.plan_changes import (
@@ -179,10 +180,17 @@ def _check_free(path: str, collection: MovableCollection, moved: set[str]) -> No
             f"reshard: tables {replicated} are data_parallel, and this TorchRec would wrap them in "
             "DistributedDataParallel again: give them a collection of their own"
         )
-    if getattr(collection, "enable_embedding_update", False):
+    written = [
+        config.name
+        for config in getattr(collection, collection.configs_attribute)
+        if getattr(config, "enable_embedding_update", False)
+        and not is_dynamic(collection.module_sharding_plan[config.name])
+    ]
+    if written:
         raise NotImplementedError(
-            f"reshard: {path!r} has tables with enable_embedding_update, the writes of which would "
-            "go to the old shards: save, and load into a model with the new plan"
+            f"reshard: {path!r} has static tables {written} with enable_embedding_update, the "
+            "writes of which would go to the old shards: save, and load into a model with the new "
+            "plan"
         )
     for kernel in collection.kernels():
         names = [shard.name for shard in kernel.tables.shards]
