@@ -60,6 +60,12 @@ _DEFAULTS: dict[str, Any] = {
     "stochastic_rounding": True,
 }
 _KNOWN = {*_DEFAULTS, "optimizer", "betas", "lr", "output_dtype", "prefetch_pipeline"}
+# Options of WeightDecayMode.COUNTER and COWCLIP.
+_COUNTING = ("counter_based_regularization", "cowclip_regularization")
+_BY_STALENESS = (
+    "for rows that shrink by the steps since their last update, give the sharder "
+    "optimizer=torch_dynemb.RowWiseRMSprop(ar_alpha=...)"
+)
 _warned: set[str] = set()
 
 
@@ -70,9 +76,14 @@ def optimizer_of(owner: str, fused_params: Mapping[str, Any]) -> OptimizerConfig
     decoupled; row-wise Adagrad, Adagrad and SGD follow ``weight_decay_mode``.
 
     Raises:
-        NotImplementedError: dynamic tables lack the optimizer or the mode.
+        NotImplementedError: dynamic tables lack the optimizer or the mode, such as COUNTER.
         ValueError: an entry without a meaning for dynamic tables.
     """
+    counting = [name for name in _COUNTING if fused_params.get(name) is not None]
+    if counting:
+        raise NotImplementedError(
+            f"{owner}: fused_params has {counting}, which dynamic tables lack: {_BY_STALENESS}"
+        )
     unknown = sorted(set(fused_params) - _KNOWN)
     if unknown:
         raise ValueError(
@@ -115,7 +126,8 @@ def optimizer_of(owner: str, fused_params: Mapping[str, Any]) -> OptimizerConfig
 def _weight_decay(owner: str, weight_decay: float, mode: WeightDecayMode) -> dict[str, Any]:
     if mode not in (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE):
         raise NotImplementedError(
-            f"{owner}: fused_params has weight_decay_mode {mode}, expected NONE, L2 or DECOUPLE"
+            f"{owner}: fused_params has weight_decay_mode {mode}, expected NONE, L2 or DECOUPLE; "
+            + _BY_STALENESS
         )
     if weight_decay == 0:
         return {}
