@@ -19,6 +19,14 @@ OPTIMIZERS = {
     "rowwise_adagrad decay": td.RowWiseAdagrad(
         lr=0.1, weight_decay=0.1, initial_accumulator_value=0.5, eps=1e-3
     ),
+    "rmsprop": td.RMSprop(lr=0.01),
+    "rmsprop decay": td.RMSprop(lr=0.01, alpha=0.75, momentum=0.5, weight_decay=0.1, eps=1e-3),
+    "adadelta": td.Adadelta(),
+    "adadelta decay": td.Adadelta(lr=0.5, rho=0.75, weight_decay=0.1, eps=1e-3),
+    "rowwise_rmsprop": td.RowWiseRMSprop(lr=0.01),
+    "rowwise_rmsprop decay": td.RowWiseRMSprop(
+        lr=0.01, ema_beta=0.75, ar_alpha=10.0, min_shrinkage=0.5, weight_decay=0.1, eps=1e-3
+    ),
     "adam": td.Adam(lr=0.01),
     "adam decay": td.Adam(lr=0.01, betas=(0.5, 0.75), weight_decay=0.1, eps=1e-3),
     "momentum_sgd": td.MomentumSGD(lr=0.02),
@@ -73,6 +81,16 @@ OPTIMIZERS = {
     "adam clip norm": td.Adam(lr=0.01, clip_norm=0.75),
     "rowwise clip both": td.RowWiseAdagrad(lr=0.1, clip_norm=1.5, clip_value=0.5),
     "lamb clip norm": td.LAMB(lr=0.01, clip_norm=0.75),
+    "momentum dampened": td.MomentumSGD(lr=0.1, momentum=0.5, dampening=0.25, weight_decay=0.1),
+    "adagrad lr decay": td.Adagrad(lr=0.5, lr_decay=0.25, maximize=True),
+    "rowwise_adagrad lr decay": td.RowWiseAdagrad(
+        lr=0.5, lr_decay=0.25, weight_decay=0.1, decoupled_weight_decay=True
+    ),
+    "adam maximize": td.Adam(lr=0.01, weight_decay=0.1, maximize=True, clip_value=0.5),
+    "rmsprop decoupled": td.RMSprop(lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
+    "rowwise_rmsprop decoupled": td.RowWiseRMSprop(
+        lr=0.1, ar_alpha=0.5, weight_decay=0.1, decoupled_weight_decay=True, maximize=True
+    ),
 }
 PLAIN = [name for name in OPTIMIZERS if " " not in name]
 plain_optimizers = pytest.mark.parametrize("config", [OPTIMIZERS[n] for n in PLAIN], ids=PLAIN)

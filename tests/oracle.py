@@ -15,6 +15,7 @@ from torch_dynemb import (
     LAMB,
     LARSSGD,
     SGD,
+    Adadelta,
     Adagrad,
     Adam,
     AdamWTF,
@@ -22,7 +23,9 @@ from torch_dynemb import (
     Ftrl,
     GroupFtrl,
     MomentumSGD,
+    RMSprop,
     RowWiseAdagrad,
+    RowWiseRMSprop,
     SmartDecayAdam,
     TableGroup,
     Uniform,
@@ -92,11 +95,11 @@ def optimizer_step(
     config: OptimizerConfig, step: int, w: np.ndarray, g: np.ndarray, state: list[np.ndarray]
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Weight and state after one update in float64; ``step`` counts from 1."""
-    g = prepared_gradient(config, g)
+    g = prepared_gradient(config, -g if config.maximize else g)
     if not config.decoupled_weight_decay:
         g = g + config.weight_decay * w
     elif not isinstance(config, LAMB):
-        w, decayed = w - config.lr * config.weight_decay * w, w
+        w, decayed = w - rate_of(config, step) * config.weight_decay * w, w
         if isinstance(config, Ftrl):  # its weight does not depend on the one before
             moved, after = moved_weight(config, step, decayed, g, state)
             return moved * (1 - config.lr * config.weight_decay), after
@@ -106,15 +109,21 @@ def optimizer_step(
     return moved_weight(config, step, w, g, state)
 
 
+def rate_of(config: OptimizerConfig, step: int) -> float:
+    decay = config.lr_decay if isinstance(config, Adagrad | RowWiseAdagrad) else 0.0
+    return config.lr / (1 + (step - 1) * decay)
+
+
 def moved_weight(
     config: OptimizerConfig, step: int, w: np.ndarray, g: np.ndarray, state: list[np.ndarray]
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Without weight decay but for what LAMB and LARS do with it."""
-    lr = config.lr
+    lr = rate_of(config, step)
     if isinstance(config, SGD):
         return w - lr * g, []
     if isinstance(config, MomentumSGD):
-        velocity = config.momentum * state[0] + g
+        share = np.where(state[0] == 0, 1.0, 1.0 - config.dampening)
+        velocity = config.momentum * state[0] + share * g
         ahead = g + config.momentum * velocity
         return w - lr * (ahead if config.nesterov else velocity), [velocity]
     if isinstance(config, LARSSGD):
@@ -123,10 +132,38 @@ def moved_weight(
         square = g * g if isinstance(config, Adagrad) else np.mean(g * g, keepdims=True)
         total = state[0] + square
         return w - lr * g / (np.sqrt(total) + config.eps), [total]
+    if isinstance(config, RMSprop | Adadelta | RowWiseRMSprop):
+        return mean_square_step(config, step, w, g, state)
     if isinstance(config, Ftrl):
         return ftrl_step(config, w, g, state)
     assert isinstance(config, Adam)
     return adam_step(config, step, w, g, state)
+
+
+def mean_square_step(
+    config: RMSprop | Adadelta | RowWiseRMSprop,
+    step: int,
+    w: np.ndarray,
+    g: np.ndarray,
+    state: list[np.ndarray],
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    if isinstance(config, RowWiseRMSprop):
+        last = int(state[1][0])
+        gone = 1 if last == 0 else step - last
+        left = max(config.min_shrinkage, 1 - min(1, config.lr * config.ar_alpha * gone))
+        v = config.ema_beta * state[0] + (1 - config.ema_beta) * np.mean(g * g, keepdims=True)
+        return left * w - config.lr * g / (np.sqrt(v) + config.eps), [v, np.full(1, step)]
+    if isinstance(config, Adadelta):
+        v = config.rho * state[0] + (1 - config.rho) * g * g
+        move = np.sqrt(state[1] + config.eps) / np.sqrt(v + config.eps) * g
+        moves = config.rho * state[1] + (1 - config.rho) * move * move
+        return w - config.lr * move, [v, moves]
+    v = config.alpha * state[0] + (1 - config.alpha) * g * g
+    move = g / (np.sqrt(v) + config.eps)
+    if config.momentum == 0:
+        return w - config.lr * move, [v]
+    velocity = config.momentum * state[1] + move
+    return w - config.lr * velocity, [v, velocity]
 
 
 def lars_step(

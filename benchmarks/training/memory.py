@@ -54,7 +54,7 @@ def formula_bytes(variant: Variant, dim: int) -> int:
     of_weights = dim * variant.state.itemsize
     if variant.state == UINT8:  # columns in words of 4
         of_weights = -(-dim // 4) * 4 + -(-dim // SCALE_COLUMNS) * SCALE_BYTES
-    counters = 1 if issubclass(kind, td.SmartDecayAdam) else 0
+    counters = 1 if issubclass(kind, (td.SmartDecayAdam, td.RowWiseRMSprop)) else 0
     state = len(kind.element_state) * of_weights + 4 * (len(kind.row_state) + counters)
     return dim * variant.rows.itemsize + GENERATION_BYTES + state
 

@@ -14,7 +14,7 @@ import torch_dynemb as td
 OPTIMIZERS = (
     *("SGD", "MomentumSGD", "LARSSGD", "Adagrad", "RowWiseAdagrad", "Ftrl", "GroupFtrl"),
     *("Adam", "AdamW", "AdamWTF", "AMSGrad", "SmartDecayAdam", "PartialRowWiseAdam"),
-    *("LAMB", "PartialRowWiseLAMB"),
+    *("LAMB", "PartialRowWiseLAMB", "RMSprop", "Adadelta", "RowWiseRMSprop"),
 )
 BASE = "RowWiseAdagrad"
 OPTIONS: dict[str, dict[str, float]] = {"GroupFtrl": {"l1": 1e-6, "group_l1": 1e-6}}

@@ -155,8 +155,8 @@ enum HyperColumn : int {
   kHyperLr = 0,
   kHyperWeightDecay = 1,
   kHyperEps = 2,
-  kHyperBeta1 = 3,
-  kHyperBeta2 = 4,
+  kHyperBeta1 = 3,         // or the dampening of MomentumSgd
+  kHyperBeta2 = 4,         // or the decay of other mean squares
   kHyperInitialState = 5,  // of a fresh row's first state tensor (Adagrad's initial accumulator);
                            // the others start at 0
   kHyperMomentum = 6,
@@ -172,8 +172,12 @@ enum HyperColumn : int {
   kHyperGroup = 15,
   kHyperTrust = 16,
   kHyperBeta = 17,
-  kHyperDownScaleBy = 18,  // divisor of gradients; 0: none
-  kHyperSkipIf = 19,       // not 0: the table is not updated
+  kHyperDownScaleBy = 18,   // divisor of gradients; 0: none
+  kHyperSkipIf = 19,        // not 0: the table is not updated
+  kHyperMaximize = 20,      // 0 or 1: gradients are negated
+  kHyperLrDecay = 21,       // lr / (1 + (step - 1) * this), step of the table
+  kHyperArAlpha = 22,       // times lr: share by which a row shrinks per step since its last update
+  kHyperMinShrinkage = 23,  // least factor of that
   kHyperColumns = 24
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <iterator>
 
+#include "core/optimizer/adadelta.h"
 #include "core/optimizer/adagrad.h"
 #include "core/optimizer/adam.h"
 #include "core/optimizer/adamw_tf.h"
@@ -15,7 +16,9 @@
 #include "core/optimizer/momentum_sgd.h"
 #include "core/optimizer/partial_rowwise_adam.h"
 #include "core/optimizer/partial_rowwise_lamb.h"
+#include "core/optimizer/rmsprop.h"
 #include "core/optimizer/rowwise_adagrad.h"
+#include "core/optimizer/rowwise_rmsprop.h"
 #include "core/optimizer/sgd.h"
 #include "core/optimizer/smart_decay_adam.h"
 
@@ -34,7 +37,11 @@
   X(partial_rowwise_lamb, PartialRowwiseLamb) \
   X(lars_sgd, LarsSgd)                        \
   X(ftrl, Ftrl)                               \
-  X(group_ftrl, GroupFtrl)
+  X(group_ftrl, GroupFtrl)                    \
+  X(rmsprop, Rmsprop)                         \
+  X(rmsprop_momentum, RmspropMomentum)        \
+  X(adadelta, Adadelta)                       \
+  X(rowwise_rmsprop, RowwiseRmsprop)
 
 namespace dynemb {
 

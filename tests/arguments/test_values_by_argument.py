@@ -632,11 +632,12 @@ CALLS: dict[str, Call] = {
 }
 
 NUMBERS = ("lr", "weight_decay", "eps", "momentum", "trust_coefficient", "l1", "l2", "beta")
-NUMBERS += ("initial_accumulator_value", "group_l1")
+NUMBERS += ("initial_accumulator_value", "group_l1", "dampening", "lr_decay", "alpha", "rho")
+NUMBERS += ("ema_beta", "ar_alpha", "min_shrinkage")
 OPTIMIZERS = (
     *(td.SGD, td.MomentumSGD, td.LARSSGD, td.Adagrad, td.RowWiseAdagrad, td.Ftrl, td.GroupFtrl),
     *(td.Adam, td.AdamW, td.AdamWTF, td.AMSGrad, td.SmartDecayAdam, td.PartialRowWiseAdam),
-    *(td.LAMB, td.PartialRowWiseLAMB),
+    *(td.LAMB, td.PartialRowWiseLAMB, td.RMSprop, td.Adadelta, td.RowWiseRMSprop),
 )
 for optimizer in OPTIMIZERS:
     fields = optimizer.__dataclass_fields__
@@ -648,7 +649,12 @@ for optimizer in OPTIMIZERS:
             **dict.fromkeys(("clip_value", "clip_norm"), NO_OPTIONAL_NUMBER),
             **{
                 name: NO_FLAG
-                for name in ("decoupled_weight_decay", "stochastic_rounding", "nesterov")
+                for name in (
+                    "decoupled_weight_decay",
+                    "stochastic_rounding",
+                    "maximize",
+                    "nesterov",
+                )
                 if name in fields
             },
             **({"row_steps": NO_FLAG} if optimizer is td.Adam else {}),

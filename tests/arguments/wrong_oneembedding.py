@@ -44,7 +44,7 @@ ROWS: list[Row] = [
         (lambda: embedding(tables=[]), r"tables is \[\]"),
         (lambda: embedding(store_options={}), r"store_options is {}, expected one such"),
         (lambda: embedding(default_initializer=3), "default_initializer is 3"),
-        (lambda: refused(torch.optim.RMSprop), "RMSprop has no counterpart for rows"),
+        (lambda: refused(torch.optim.Adamax), "Adamax has no counterpart for rows"),
         (lambda: oneembedding.Optimizer(td.SGD(lr=1), []), "optimizer is a SGD, expected"),
         (
             lambda: oneembedding.Optimizer(torch.optim.SGD([nn.Parameter(IDS.float())]), []),
@@ -94,11 +94,13 @@ ROWS: list[Row] = [
             "size_factor is 1, .* with Adam it takes 12: give the store options size_factor=3",
         ),
         (
-            lambda: refused(torch.optim.SGD, lr=1, momentum=0.5, dampening=0.1),
-            "dampening is 0.1, but rows only support 0",
+            lambda: refused(torch.optim.RMSprop, centered=True),
+            "centered is True, but rows only support False",
         ),
-        (lambda: refused(torch.optim.SGD, lr=1, maximize=True), "maximize is True"),
-        (lambda: refused(torch.optim.Adagrad, lr_decay=0.5), "lr_decay is 0.5"),
+        (
+            lambda: refused(torch.optim.SGD, lr=1, momentum=0.5, dampening=1.5),
+            "dampening is 1.5, expected a number in",
+        ),
         (lambda: refused(oneembedding.Ftrl, lr_power=-0.3), "lr_power is -0.3"),
         (lambda: refused(oneembedding.Ftrl, lr=0), "lr is 0, expected more than 0"),
         (lambda: refused(oneembedding.Ftrl, beta=-1), "beta is -1, expected at least"),

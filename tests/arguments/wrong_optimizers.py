@@ -25,6 +25,21 @@ ROWS: list[Row] = [
             lambda: td.MomentumSGD(0.1, 0.0, nesterov=True),
             r"momentum is 0\.0, expected more than 0",
         ),
+        (
+            lambda: td.MomentumSGD(0.1, nesterov=True, dampening=0.5),
+            r"MomentumSGD: dampening is 0\.5, expected 0 with nesterov",
+        ),
+        (lambda: td.MomentumSGD(0.1, dampening=1.5), r"dampening is 1\.5, expected a number in"),
+        (lambda: td.Adagrad(0.1, lr_decay=-1.0), r"Adagrad: lr_decay is -1\.0, expected a finite"),
+        (lambda: td.RMSprop(alpha=1.0), r"RMSprop: alpha is 1\.0, expected a number in \[0, 1\)"),
+        (lambda: td.RMSprop(momentum=1.0), r"RMSprop: momentum is 1\.0"),
+        (lambda: td.Adadelta(rho=-0.5), r"Adadelta: rho is -0\.5"),
+        (lambda: td.RowWiseRMSprop(ema_beta=1.0), r"RowWiseRMSprop: ema_beta is 1\.0"),
+        (lambda: td.RowWiseRMSprop(ar_alpha=-1.0), r"ar_alpha is -1\.0, expected a finite number"),
+        (
+            lambda: td.RowWiseRMSprop(min_shrinkage=1.5),
+            r"min_shrinkage is 1\.5, expected a number in \[0, 1\]",
+        ),
         (lambda: td.AMSGrad(lr=-1.0), r"AMSGrad: lr is -1\.0"),
         (
             lambda: td.SGD(lr=1.0, delayed_gradients="skip"),
@@ -54,5 +69,6 @@ ROWS: list[Row] = [
     *raising(
         TypeError,
         (lambda: td.SGD(lr=0.1, state_dtype=torch.bfloat16), "state_dtype"),
+        (lambda: td.RMSprop(centered=True), "centered"),
     ),
 ]

@@ -20,6 +20,7 @@ FLOAT32 = torch.float32
 OPTIMIZERS: list[OptimizerConfig] = [
     td.SGD(lr=0.5, weight_decay=0.125),
     td.MomentumSGD(lr=0.1, nesterov=True),
+    td.MomentumSGD(lr=0.1, dampening=0.5, maximize=True),
     td.Adagrad(lr=0.5, initial_accumulator_value=0.5),
     td.RowWiseAdagrad(lr=0.5, initial_accumulator_value=0.5, weight_decay=0.125),
     td.Adam(lr=0.1),
@@ -33,6 +34,10 @@ OPTIMIZERS: list[OptimizerConfig] = [
     td.LARSSGD(lr=0.5, trust_coefficient=0.5, weight_decay=0.125),
     td.Ftrl(lr=0.5, l1=0.1, l2=0.1, beta=1.0),
     td.GroupFtrl(lr=0.5, l1=0.01, group_l1=0.1),
+    td.RMSprop(lr=0.1),
+    td.RMSprop(lr=0.1, momentum=0.5),
+    td.Adadelta(),
+    td.RowWiseRMSprop(lr=0.1, ar_alpha=1.0, weight_decay=0.125),
 ]
 # Sums over a row are rounded in another order than on the CPU.
 SUMMED = (
@@ -42,6 +47,7 @@ SUMMED = (
     td.PartialRowWiseLAMB,
     td.LARSSGD,
     td.GroupFtrl,
+    td.RowWiseRMSprop,
 )
 SEEDS = [0, 1, 5]  # orders of threads on the emulator; 0: ascending
 

@@ -32,6 +32,7 @@ ROUNDED_OPTIMIZERS = (
     "partial_rowwise_lamb",
     "lars_sgd",
     "group_ftrl",
+    "rowwise_rmsprop",
 )
 
 OP_CASES = [

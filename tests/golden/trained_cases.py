@@ -39,6 +39,22 @@ OPTIMIZERS: dict[str, tuple[OptimizerConfig, OptimizerConfig]] = {
         td.RowWiseAdagrad(lr=0.1),
         td.RowWiseAdagrad(lr=0.1, weight_decay=0.1, clip_norm=1.5, clip_value=0.5),
     ),
+    "rmsprop": (
+        td.RMSprop(lr=0.1, alpha=0.75),
+        td.RMSprop(lr=0.1, alpha=0.75, momentum=0.5, weight_decay=0.1, maximize=True),
+    ),
+    "adadelta": (
+        td.Adadelta(rho=0.75),
+        td.Adadelta(lr=0.5, rho=0.75, eps=1e-3, weight_decay=0.1),
+    ),
+    "rowwise_rmsprop": (
+        td.RowWiseRMSprop(lr=0.1, ema_beta=0.75),
+        td.RowWiseRMSprop(lr=0.1, ema_beta=0.75, ar_alpha=2.5, clip_norm=1.5),
+    ),
+    "dampened and decayed rates": (
+        td.MomentumSGD(lr=0.1, momentum=0.5, dampening=0.25),
+        td.Adagrad(lr=0.5, lr_decay=0.25, eps=1e-3, maximize=True),
+    ),
     "adam": (
         td.Adam(lr=0.01, betas=BETAS),
         td.Adam(lr=0.01, betas=BETAS, weight_decay=0.1, eps=1e-3, clip_norm=0.75, row_steps=True),

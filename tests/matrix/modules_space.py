@@ -43,6 +43,8 @@ OPTIMIZERS = {
     "lars": td.LARSSGD(lr=3.0, momentum=0.5, trust_coefficient=0.1, **OPTIONS),
     "adagrad": td.Adagrad(lr=0.5, initial_accumulator_value=0.1, **OPTIONS),
     "row_wise_adagrad": td.RowWiseAdagrad(lr=0.5, **OPTIONS),
+    "rmsprop": td.RMSprop(lr=0.1, eps=0.1, momentum=0.5, maximize=True, **OPTIONS),
+    "row_wise_rmsprop": td.RowWiseRMSprop(lr=0.1, eps=0.1, ar_alpha=1.0, **OPTIONS),
     "adam": td.Adam(lr=0.1, eps=0.1, **OPTIONS),
     "row_steps": td.Adam(lr=0.1, eps=0.1, row_steps=True, **OPTIONS),
     "adamw": td.AdamW(lr=0.1, eps=0.1, weight_decay=0.2, **OPTIONS),

@@ -41,6 +41,11 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any], td.optim.OptimizerConfig]] = {
         {"lr": 0.2, "momentum": 0.5, "nesterov": True},
         td.MomentumSGD(lr=0.2, momentum=0.5, nesterov=True),
     ),
+    "rmsprop": (
+        torch.optim.RMSprop,
+        {"lr": 0.1, "eps": 0.1, "momentum": 0.5, "maximize": True},
+        td.RMSprop(lr=0.1, eps=0.1, momentum=0.5, maximize=True),
+    ),
     "adagrad": (torch.optim.Adagrad, {"lr": 0.5, "eps": 1e-3}, td.Adagrad(lr=0.5, eps=1e-3)),
     "adam": (torch.optim.Adam, {"lr": 0.1, "eps": 0.1}, td.Adam(lr=0.1, eps=0.1)),
     "amsgrad": (

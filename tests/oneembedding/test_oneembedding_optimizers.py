@@ -20,11 +20,15 @@ IDS = torch.tensor([[0], [1], [2]])
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.1, weight_decay=0.1),
     "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.8),
+    "dampened": partial(torch.optim.SGD, lr=0.1, momentum=0.8, dampening=0.4, maximize=True),
     "nesterov": partial(torch.optim.SGD, lr=0.1, momentum=0.8, nesterov=True),
     "adam": partial(torch.optim.Adam, lr=0.1, betas=(0.8, 0.9), weight_decay=0.1),
     "amsgrad": partial(torch.optim.Adam, lr=0.1, amsgrad=True),
     "adamw": partial(torch.optim.AdamW, lr=0.1, weight_decay=0.2),
     "adagrad": partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.3, eps=1e-3),
+    "adagrad lr decay": partial(torch.optim.Adagrad, lr=0.1, lr_decay=0.5),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.1, momentum=0.5, weight_decay=0.1),
+    "adadelta": partial(torch.optim.Adadelta, lr=2.0, rho=0.5, eps=1e-3),
     "ftrl": partial(oneembedding.Ftrl, lr=0.1, lambda1=0.3, lambda2=0.1, beta=0.5),
     "smart decay": partial(oneembedding.SmartDecayAdam, lr=0.1, eps=1e-3),
 }

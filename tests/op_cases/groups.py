@@ -29,6 +29,8 @@ OPTIMIZERS: dict[str, OptimizerConfig] = {
     "rowwise_adagrad": td.RowWiseAdagrad(lr=0.1, initial_accumulator_value=0.5),
     "momentum_sgd": td.MomentumSGD(lr=0.1, nesterov=True),
     "partial_rowwise_adam": td.PartialRowWiseAdam(lr=0.1, row_steps=True),
+    "rmsprop_momentum": td.RMSprop(lr=0.1, momentum=0.5),
+    "rowwise_rmsprop": td.RowWiseRMSprop(lr=0.1, ar_alpha=1.0),
     "lamb": td.LAMB(lr=0.1, weight_decay=0.1),
     "ftrl": td.Ftrl(lr=0.1, l1=0.1),
     "group_ftrl": td.GroupFtrl(lr=0.1, group_l1=0.1),

@@ -230,6 +230,19 @@ def test_load_state_dict_refuses_what_does_not_fit() -> None:
     assert module.optimizer.state_dict() == before
 
 
+def test_a_state_without_newer_options_means_their_old_values() -> None:
+    module = embedding(td.Adagrad(lr=0.1, lr_decay=0.5, maximize=True))
+    saved = module.optimizer.state_dict()
+    for name in ("maximize", "lr_decay"):
+        del saved["param_groups"][0][name]
+    module.optimizer.load_state_dict(saved)
+    group = module.optimizer.param_groups[0]
+    assert (group["maximize"], group["lr_decay"]) == (False, 0.0)
+    train_step(module, 1.0)
+    train_step(module, 1.0)
+    assert value(module) == pytest.approx(-0.1 - 0.1 / 2**0.5)
+
+
 def test_state_from_before_a_scheduler_loads_after_it() -> None:
     module = embedding(td.Adam(lr=0.1))
     saved = module.optimizer.state_dict()
@@ -246,6 +259,7 @@ def test_defaults_are_those_of_the_config() -> None:
         "weight_decay": 0.0,
         "clip_value": None,
         "clip_norm": None,
+        "maximize": False,
     }
 
 

@@ -174,6 +174,22 @@ def test_values_that_a_program_keeps_stay_as_they_were(key: str) -> None:
     assert seen[0] == seen[1]
 
 
+def test_maximize_is_training_with_negated_gradients() -> None:
+    up, down = (
+        make_group(td.Adam(lr=0.1, clip_value=0.5)),
+        make_group(td.Adam(lr=0.1, clip_value=0.5)),
+    )
+    optimizer = td.FusedOptimizer(up.names, td.Adam(lr=0.1), rows=up.rows, end_step=up.step)
+    for group in (up, down):
+        group.rows.hyper[:, Hyper.DOWN_SCALE_BY] = 4.0
+    for number, maximize in enumerate((False, True, False)):
+        optimizer.param_groups[0]["maximize"] = maximize
+        gradient = torch.randn(len(IDS), DIM, generator=seeded(number))
+        step(up, gradient)
+        step(down, -gradient if maximize else gradient)
+        assert torch.equal(up.read(0, IDS), down.read(0, IDS))
+
+
 # -- optimizers that come or change late -----------------------------------------------------------
 
 

@@ -59,6 +59,26 @@ DENSE: dict[str, tuple[OptimizerConfig, Callable[[list[Tensor]], torch.optim.Opt
             p, lr=0.1, weight_decay=0.1, initial_accumulator_value=0.5, eps=1e-3
         ),
     ),
+    "adagrad lr decay": (
+        OPTIMIZERS["adagrad lr decay"],
+        lambda p: torch.optim.Adagrad(p, lr=0.5, lr_decay=0.25, maximize=True),
+    ),
+    "dampened": (
+        OPTIMIZERS["momentum dampened"],
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5, dampening=0.25, weight_decay=0.1),
+    ),
+    "rmsprop": (OPTIMIZERS["rmsprop"], lambda p: torch.optim.RMSprop(p, lr=0.01)),
+    "rmsprop momentum": (
+        OPTIMIZERS["rmsprop decay"],
+        lambda p: torch.optim.RMSprop(
+            p, lr=0.01, alpha=0.75, momentum=0.5, weight_decay=0.1, eps=1e-3
+        ),
+    ),
+    "adadelta": (td.Adadelta(), torch.optim.Adadelta),
+    "adadelta decay": (
+        OPTIMIZERS["adadelta decay"],
+        lambda p: torch.optim.Adadelta(p, lr=0.5, rho=0.75, weight_decay=0.1, eps=1e-3),
+    ),
     "adam": (OPTIMIZERS["adam"], lambda p: torch.optim.Adam(p, lr=0.01)),
     "adam decay": (
         OPTIMIZERS["adam decay"],
@@ -95,6 +115,10 @@ def test_equals_torch_where_all_rows_are_touched(
 SPARSE: dict[str, tuple[OptimizerConfig, Callable[[list[Tensor]], torch.optim.Optimizer]]] = {
     "sgd": (OPTIMIZERS["sgd"], lambda p: torch.optim.SGD(p, lr=0.1)),
     "adagrad": (OPTIMIZERS["adagrad"], lambda p: torch.optim.Adagrad(p, lr=0.1)),
+    "adagrad lr decay": (
+        td.Adagrad(lr=0.5, lr_decay=0.25),
+        lambda p: torch.optim.Adagrad(p, lr=0.5, lr_decay=0.25),
+    ),
     # SparseAdam does not correct the root that eps is added to: no eps, no difference
     "adam": (td.Adam(lr=0.01, eps=1e-20), lambda p: torch.optim.SparseAdam(p, lr=0.01, eps=1e-20)),
 }

@@ -135,6 +135,7 @@ OPTIMIZERS: dict[str, td.OptimizerConfig] = {
     "momentum": td.MomentumSGD(lr=0.1, momentum=0.9),
     "adagrad": td.Adagrad(lr=0.1, initial_accumulator_value=0.1),
     "rowwise": td.RowWiseAdagrad(lr=0.1),
+    "rowwise, last step by row": td.RowWiseRMSprop(lr=0.1, ar_alpha=0.5),
     "ftrl": td.Ftrl(lr=0.1),
     "adam, bfloat16": td.Adam(lr=0.1, state_dtype=torch.bfloat16),
     "adam by row": td.PartialRowWiseAdam(lr=0.1),

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    CounterBasedRegularizationDefinition,
+    WeightDecayMode,
+)
 from planner_cases import bags
 from ranks import Ranks
 from record_dict import RecordDict
@@ -105,7 +108,22 @@ REFUSED: dict[str, tuple[Table, dict[str, Any], str]] = {
         TABLE,
         {"fused_params": {"weight_decay": 0.1, "weight_decay_mode": WeightDecayMode.COUNTER}},
         "NotImplementedError: EmbeddingBagCollection: table 'users': fused_params has "
-        f"weight_decay_mode {WeightDecayMode.COUNTER}, expected NONE, L2 or DECOUPLE",
+        f"weight_decay_mode {WeightDecayMode.COUNTER}, expected NONE, L2 or DECOUPLE; for rows "
+        "that shrink by the steps since their last update, give the sharder "
+        "optimizer=torch_dynemb.RowWiseRMSprop(ar_alpha=...)",
+    ),
+    "counter_based_regularization": (
+        TABLE,
+        {
+            "fused_params": {
+                "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+                "counter_based_regularization": CounterBasedRegularizationDefinition(),
+            }
+        },
+        "NotImplementedError: EmbeddingBagCollection: table 'users': fused_params has "
+        "['counter_based_regularization'], which dynamic tables lack: for rows that "
+        "shrink by the steps since their last update, give the sharder "
+        "optimizer=torch_dynemb.RowWiseRMSprop(ar_alpha=...)",
     ),
     "output_dtype": (
         TABLE,

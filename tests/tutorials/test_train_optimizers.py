@@ -43,7 +43,7 @@ def state_bytes(name: str, state_dtype: str) -> int:
     """Of a row: what the documentation says."""
     config = OPTIMIZERS[name](0.1)
     of_tensor = {"float32": 4 * DIM, "bfloat16": 2 * DIM, "uint8": DIM + 4}[state_dtype]
-    counters = 1 if isinstance(config, td.SmartDecayAdam) else 0
+    counters = 1 if isinstance(config, td.SmartDecayAdam | td.RowWiseRMSprop) else 0
     per_row = len(type(config).row_state) + counters
     return len(type(config).element_state) * of_tensor + 4 * per_row
 

@@ -34,7 +34,7 @@ class Optimizer(torch.optim.Optimizer):
     ``torch.amp.GradScaler`` finds the gradients of both there.
 
     Args:
-        optimizer: SGD, Adam, AdamW or Adagrad of torch.optim, :class:`Ftrl` or
+        optimizer: SGD, Adam, AdamW, Adagrad, RMSprop or Adadelta of torch.optim, :class:`Ftrl` or
             :class:`SmartDecayAdam`, created with the parameters of the embeddings and any others.
         embeddings: a list of them.
 
@@ -131,7 +131,7 @@ class Optimizer(torch.optim.Optimizer):
             config, last = configs[place], self._configs[place]
             if config == last:
                 continue
-            if type(config) is not type(last):
+            if config.description() != last.description():
                 raise ValueError(
                     f"Optimizer.step: the options of the param group were changed from {last} to "
                     f"{config}, which needs other row state: create a new Optimizer"

@@ -139,7 +139,8 @@ def config_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Optimi
     """Return the optimizer config of rows that matches a param group of a torch optimizer.
 
     Args:
-        optimizer: SGD, Adam, AdamW or Adagrad of torch.optim, or one of this module.
+        optimizer: SGD, Adam, AdamW, Adagrad, RMSprop or Adadelta of torch.optim, or one of this
+            module.
         group: one of its param groups.
 
     Raises:
@@ -154,17 +155,15 @@ def config_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Optimi
             f"{owner} has no counterpart for rows, expected one of {names}: for another one of "
             "torch_dynemb, call embedding.set_optimizer(config) and embedding.optimizer.step()"
         )
-    if group.get("maximize"):
-        raise ValueError(f"{owner}: maximize is True, which rows do not support: leave it False")
     return _CONFIGS[kind](owner, group)
 
 
 def _sgd(owner: str, group: dict[str, Any]) -> OptimizerConfig:
-    _expect(owner, group, "dampening", 0)
     common = _common(group)
     if group["momentum"] == 0:
         return optim.SGD(**common)
-    return optim.MomentumSGD(momentum=group["momentum"], nesterov=group["nesterov"], **common)
+    names = ("momentum", "nesterov", "dampening")
+    return optim.MomentumSGD(**{name: group[name] for name in names}, **common)
 
 
 def _adam(owner: str, group: dict[str, Any]) -> OptimizerConfig:
@@ -186,12 +185,22 @@ def _smart_decay_adam(owner: str, group: dict[str, Any]) -> OptimizerConfig:
 
 
 def _adagrad(owner: str, group: dict[str, Any]) -> OptimizerConfig:
-    _expect(owner, group, "lr_decay", 0)
     return optim.Adagrad(
         eps=group["eps"],
+        lr_decay=group["lr_decay"],
         initial_accumulator_value=group["initial_accumulator_value"],
         **_common(group),
     )
+
+
+def _rmsprop(owner: str, group: dict[str, Any]) -> OptimizerConfig:
+    _expect(owner, group, "centered", False)
+    names = ("alpha", "eps", "momentum")
+    return optim.RMSprop(**{name: group[name] for name in names}, **_common(group))
+
+
+def _adadelta(owner: str, group: dict[str, Any]) -> OptimizerConfig:
+    return optim.Adadelta(rho=group["rho"], eps=group["eps"], **_common(group))
 
 
 def _ftrl(owner: str, group: dict[str, Any]) -> OptimizerConfig:
@@ -206,7 +215,11 @@ def _ftrl(owner: str, group: dict[str, Any]) -> OptimizerConfig:
 
 
 def _common(group: dict[str, Any]) -> dict[str, Any]:
-    return {"lr": float(group["lr"]), "weight_decay": group["weight_decay"]}
+    return {
+        "lr": float(group["lr"]),
+        "weight_decay": group["weight_decay"],
+        "maximize": bool(group.get("maximize")),
+    }
 
 
 def _expect(owner: str, group: dict[str, Any], name: str, only: float) -> None:
@@ -219,6 +232,8 @@ _CONFIGS: dict[type, Callable[[str, dict[str, Any]], OptimizerConfig]] = {
     torch.optim.Adam: _adam,
     torch.optim.AdamW: _adamw,
     torch.optim.Adagrad: _adagrad,
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adadelta: _adadelta,
     SmartDecayAdam: _smart_decay_adam,
     Ftrl: _ftrl,
 }

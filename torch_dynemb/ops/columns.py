@@ -289,6 +289,10 @@ class Hyper(IntEnum):
     BETA = 17
     DOWN_SCALE_BY = 18
     SKIP_IF = 19
+    MAXIMIZE = 20
+    LR_DECAY = 21
+    AR_ALPHA = 22
+    MIN_SHRINKAGE = 23
 
 
 HYPER_COLUMNS = 24

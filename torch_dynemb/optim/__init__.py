@@ -13,6 +13,7 @@ from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.optim.ftrl import Ftrl, GroupFtrl
 from torch_dynemb.optim.fused import FusedOptimizer
 from torch_dynemb.optim.lamb import LAMB, PartialRowWiseLAMB
+from torch_dynemb.optim.rmsprop import Adadelta, RMSprop, RowWiseRMSprop
 from torch_dynemb.optim.sgd import LARSSGD, SGD, MomentumSGD
 from torch_dynemb.optim.split import SplitOptimizer
 
@@ -21,6 +22,7 @@ __all__ = [
     "LARSSGD",
     "SGD",
     "AMSGrad",
+    "Adadelta",
     "Adagrad",
     "Adam",
     "AdamW",
@@ -32,7 +34,9 @@ __all__ = [
     "OptimizerConfig",
     "PartialRowWiseAdam",
     "PartialRowWiseLAMB",
+    "RMSprop",
     "RowWiseAdagrad",
+    "RowWiseRMSprop",
     "SmartDecayAdam",
     "SplitOptimizer",
 ]

@@ -25,6 +25,8 @@ _NON_FINITE = {
 }
 DelayedGradients = Literal["raise", "apply"]
 DELAYED_GRADIENTS = ("raise", "apply")
+# Entries of a param group that older state dicts lack, with the value that they stood for.
+LATER_ENTRIES = {"maximize": False, "dampening": 0.0, "lr_decay": 0.0}
 _BLOCK_COLUMNS = 128  # columns of a row that share a scale, in 8-bit state
 
 
@@ -94,7 +96,8 @@ class OptimizerConfig:
 
     Attributes:
         lr: learning rate, at least 0; a tensor gives its value. Defaults are those of torch.optim
-            (SGD and the Adam family 1e-3, Adagrad 1e-2) and of TensorFlow's Ftrl (1e-3).
+            (SGD and the Adam family 1e-3, Adagrad and RMSprop 1e-2, Adadelta 1) and of TensorFlow's
+            Ftrl (1e-3).
         weight_decay: at least 0. L2: added to the gradient as ``weight_decay * w``.
         decoupled_weight_decay: True: shrink the weights of touched rows instead, by
             ``w -= lr * weight_decay * w``, as in AdamW (Loshchilov, Hutter 2019).
@@ -116,6 +119,7 @@ class OptimizerConfig:
         stochastic_rounding: of rows and state of less than float32. True: up or down with the
             probability of the remainder; False: to nearest. Reproducible: the random bits are a
             function of seed, id, step and column.
+        maximize: True: g is negated first, so that rows move up the gradient, as in torch.optim.
 
     Configs with a value per weight also take ``state_dtype``, float32 or bfloat16 (the Adam family
     also uint8, see :class:`Adam`). A value per row is always float32.
@@ -132,6 +136,7 @@ class OptimizerConfig:
     non_finite: Literal["propagate", "skip", "raise"] = "propagate"
     delayed_gradients: DelayedGradients = "raise"
     stochastic_rounding: bool = True
+    maximize: bool = False
 
     kernel_name: ClassVar[str]
     element_state: ClassVar[tuple[str, ...]] = ()
@@ -141,13 +146,17 @@ class OptimizerConfig:
         "weight_decay": (Hyper.WEIGHT_DECAY,),
         "clip_value": (Hyper.CLIP_VALUE,),
         "clip_norm": (Hyper.CLIP_NORM,),
+        "maximize": (Hyper.MAXIMIZE,),
     }
     own_columns: ClassVar[dict[str, tuple[Hyper, ...]]] = {}
 
     @property
     def kernel_number(self) -> int:
         """Position in :data:`torch_dynemb.ops.OPTIMIZER_NAMES`, which ops take."""
-        return OPTIMIZER_NAMES.index(self.kernel_name)
+        return OPTIMIZER_NAMES.index(self._kernel())
+
+    def _kernel(self) -> str:
+        return self.kernel_name
 
     @property
     def name(self) -> str:
@@ -216,7 +225,7 @@ class OptimizerConfig:
             if entry.type in ("float", "float | None") and value is not None:
                 number(f"{self.name}: {entry.name}", value)
         self._check_non_negative("lr", "weight_decay")
-        for name in ("decoupled_weight_decay", "stochastic_rounding"):
+        for name in ("decoupled_weight_decay", "stochastic_rounding", "maximize"):
             self._check(name, isinstance(getattr(self, name), bool), "True or False")
         for name in ("clip_value", "clip_norm"):
             limit = getattr(self, name)
@@ -242,9 +251,10 @@ class OptimizerConfig:
             "state_dtype", getattr(self, "state_dtype", None) in allowed, f"one of {allowed}"
         )
 
-    def _check_momentum(self) -> None:
-        momentum = number(f"{self.name}: momentum", getattr(self, "momentum", 0.0))
-        self._check("momentum", 0 <= momentum < 1, "a number in [0, 1)")
+    def _check_share(self, *names: str) -> None:
+        for name in names:
+            share = number(f"{self.name}: {name}", getattr(self, name))
+            self._check(name, 0 <= share < 1, "a number in [0, 1)")
 
 
 def hyper_values(name: str, value: Any) -> list[float]:
@@ -270,6 +280,7 @@ def plain_value(value: Any) -> Any:
 
 __all__ = [
     "DELAYED_GRADIENTS",
+    "LATER_ENTRIES",
     "DelayedGradients",
     "OptimizerConfig",
     "StateTensor",

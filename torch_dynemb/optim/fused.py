@@ -15,7 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.ops.columns import MAX_COUNT, Hyper, RowClock
 from torch_dynemb.ops.tensors import RowTensors
-from torch_dynemb.optim.base import OptimizerConfig, hyper_values, plain_value
+from torch_dynemb.optim.base import LATER_ENTRIES, OptimizerConfig, hyper_values, plain_value
 from torch_dynemb.process.interrupts import defer_signals
 
 
@@ -414,15 +414,18 @@ class FusedOptimizer(torch.optim.Optimizer):
                 f"load_state_dict: param groups are for tables {[g.get('name') for g in saved]}, "
                 f"expected {names}"
             )
+        columns = self._config.hyper_columns
+        later = {name: value for name, value in LATER_ENTRIES.items() if name in columns}
+        saved = [{**later, **entries} for entries in saved]
         for group, entries in zip(self.param_groups, saved, strict=True):
-            missing = set(self._config.hyper_columns) - set(entries)
+            missing = set(columns) - set(entries)
             if missing:
                 raise ValueError(
                     f"load_state_dict: the param group of table {group['name']!r} lacks "
                     f"{sorted(missing)}, expected all that state_dict() gives"
                 )
-            for name, columns in self._config.hyper_columns.items():
-                self._check_hyper(group["name"], name, entries[name], len(columns))
+            for name, numbers in columns.items():
+                self._check_hyper(group["name"], name, entries[name], len(numbers))
         before = self.state_dict()["param_groups"]
         with defer_signals():
             try:

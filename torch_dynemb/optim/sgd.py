@@ -29,16 +29,17 @@ class SGD(OptimizerConfig):
 
 @dataclass(frozen=True)
 class MomentumSGD(OptimizerConfig):
-    """v = momentum * v + g; w -= lr * v, or lr * (g + momentum * v) with nesterov.
+    """v = momentum * v + (1 - dampening) * g; w -= lr * v, with nesterov lr * (g + momentum * v).
 
-    Polyak 1964, Sutskever et al. 2013; torch.optim.SGD without dampening. A row's v decays only in
-    steps that touch the row.
+    Polyak 1964, Sutskever et al. 2013; torch.optim.SGD. As there, the first g of a row is not
+    dampened: g enters wherever v is 0. A row's v decays only in steps that touch the row.
 
     Attributes:
         lr: learning rate, at least 0.
         momentum: in [0, 1).
-        nesterov: look ahead along v; needs a momentum above 0.
+        nesterov: look ahead along v; needs a momentum above 0 and no dampening.
         state_dtype: of v: float32 or bfloat16.
+        dampening: in [0, 1].
 
     Raises:
         TypeError, ValueError: a value is not a number, or out of its range.
@@ -48,19 +49,24 @@ class MomentumSGD(OptimizerConfig):
     momentum: float = 0.9
     nesterov: bool = False
     state_dtype: torch.dtype = torch.float32
+    dampening: float = 0.0
 
     kernel_name: ClassVar[str] = "momentum_sgd"
     element_state: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
     own_columns: ClassVar[dict[str, tuple[Hyper, ...]]] = {
         "momentum": (Hyper.MOMENTUM,),
         "nesterov": (Hyper.NESTEROV,),
+        "dampening": (Hyper.BETA1,),
     }
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_momentum()
+        self._check_share("momentum")
         self._check("nesterov", isinstance(self.nesterov, bool), "True or False")
         self._check("momentum", self.momentum > 0 or not self.nesterov, "more than 0 with nesterov")
+        self._check_non_negative("dampening")
+        self._check("dampening", self.dampening <= 1, "a number in [0, 1]")
+        self._check("dampening", self.dampening == 0 or not self.nesterov, "0 with nesterov")
         self._check_state_dtype(block=False)
 
 
@@ -100,7 +106,7 @@ class LARSSGD(OptimizerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_momentum()
+        self._check_share("momentum")
         self._check_non_negative("trust_coefficient")
         self._check_state_dtype(block=False)
 

@@ -1,4 +1,4 @@
-// Adagrad (Duchi, Hazan, Singer 2011), as torch.optim.Adagrad without lr_decay.
+// Adagrad (Duchi, Hazan, Singer 2011), as torch.optim.Adagrad.
 #pragma once
 
 #include "core/optimizer/step.h"

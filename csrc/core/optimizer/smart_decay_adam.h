@@ -10,6 +10,7 @@ namespace dynemb {
 struct SmartDecayAdam : AdamBase {
   static constexpr RowSteps kRowSteps = RowSteps::kLastSeen;
 
+  static DYNEMB_HD void since(OptimizerStep& s, int32_t last) { decay_since(s, s.step - last); }
   template <class Values>
   static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers&, Values gradient,
                                 Values& weight, Values* state) {

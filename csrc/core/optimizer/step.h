@@ -32,7 +32,8 @@ DYNEMB_HD float square_root(float value) { return sqrtf(value); }
 enum class RowSteps {
   kNone,
   kOptional,  // int32 [rows], updates of the row; used for bias correction if the tensor is there
-  kLastSeen   // int32 [rows], step of the table at the row's last update
+  kLastSeen   // int32 [rows], step of the table at the row's last update; since() of the optimizer
+              // adapts the step to it
 };
 
 // Steps of a row saturate at the range of int32.
@@ -47,6 +48,7 @@ struct OptimizerStep {
   double hyper_lr;
   double hyper_beta1;
   double hyper_beta2;
+  double shrink_rate;  // RowwiseRmsprop: share by which a row shrinks per step
   int64_t step;
   float lr;
   float l2;         // weight decay that is added to the gradient
@@ -69,9 +71,11 @@ struct OptimizerStep {
   float group;  // group penalty of Group-FTRL, times sqrt(dim) of the row
   float trust;
   float beta;
-  float decay1;   // SmartDecayAdam: beta1^k, of a row that was last updated k steps ago
-  float decay2;   // beta2^k
-  float catchup;  // beta1 + ... + beta1^(k - 1)
+  float decay1;         // SmartDecayAdam: beta1^k, of a row that was last updated k steps ago
+  float decay2;         // beta2^k
+  float catchup;        // beta1 + ... + beta1^(k - 1)
+  float min_shrinkage;  // RowwiseRmsprop: least factor of a row
+  float shrinkage;      // factor of a row
   float gradient_scale;
   float clip_value;
   float clip_norm;
@@ -118,13 +122,14 @@ DYNEMB_HD NonFinite non_finite_of(double number) {
 // `step` counts from 1.
 DYNEMB_HD OptimizerStep optimizer_step(const double* hyper, int64_t step) {
   OptimizerStep s;
-  s.hyper_lr = hyper[kHyperLr];
+  const double lr = hyper[kHyperLr] / (1.0 + static_cast<double>(step - 1) * hyper[kHyperLrDecay]);
+  s.hyper_lr = lr;
   s.hyper_beta1 = hyper[kHyperBeta1];
   s.hyper_beta2 = hyper[kHyperBeta2];
   s.step = step;
   const bool decoupled = hyper[kHyperDecoupled] != 0.0;
-  const double decay_rate = hyper[kHyperDecoupled] == kDecayByItself ? 1.0 : hyper[kHyperLr];
-  s.lr = static_cast<float>(hyper[kHyperLr]);
+  const double decay_rate = hyper[kHyperDecoupled] == kDecayByItself ? 1.0 : lr;
+  s.lr = static_cast<float>(lr);
   s.weight_decay = static_cast<float>(hyper[kHyperWeightDecay]);
   s.l2 = decoupled ? 0.0f : s.weight_decay;
   s.decoupled = decoupled ? static_cast<float>(decay_rate * hyper[kHyperWeightDecay]) : 0.0f;
@@ -141,9 +146,13 @@ DYNEMB_HD OptimizerStep optimizer_step(const double* hyper, int64_t step) {
   s.group = static_cast<float>(hyper[kHyperGroup]);
   s.trust = static_cast<float>(hyper[kHyperTrust]);
   s.beta = static_cast<float>(hyper[kHyperBeta]);
+  s.shrink_rate = lr * hyper[kHyperArAlpha];
+  s.min_shrinkage = static_cast<float>(hyper[kHyperMinShrinkage]);
+  s.shrinkage = 1.0f;
   // zeroed memory has limits and a scale of 0, which mean none
   const double down_scale = hyper[kHyperDownScaleBy] != 0.0 ? hyper[kHyperDownScaleBy] : 1.0;
-  s.gradient_scale = static_cast<float>(1.0 / down_scale);
+  const double sign = hyper[kHyperMaximize] != 0.0 ? -1.0 : 1.0;
+  s.gradient_scale = static_cast<float>(sign / down_scale);
   s.clip_value = clip_limit(hyper[kHyperClipValue]);
   s.clip_norm = clip_limit(hyper[kHyperClipNorm]);
   s.non_finite = non_finite_of(hyper[kHyperNonFinite]);

@@ -293,7 +293,7 @@ DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
         slab.steps[row] = row_step(int64_t{slab.steps[row]} + 1);
         correct_bias(own, slab.steps[row]);
       } else {
-        decay_since(own, own.step - slab.steps[row]);
+        Optimizer::since(own, slab.steps[row]);
         slab.steps[row] = row_step(own.step);
       }
       step = &own;

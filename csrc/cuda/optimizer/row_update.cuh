@@ -148,7 +148,7 @@ __device__ __forceinline__ void update_row(const Group& group, const UpdateArgs&
         correct_bias(step, row_steps);
       } else {
         row_steps = row_step(step.step);
-        decay_since(step, step.step - before);
+        Optimizer::since(step, before);
       }
     }
   }

@@ -96,6 +96,12 @@ _OWN = {
     "l2_reg": "l2",
 }
 _KNOWN = {*_DEFAULTS, "optimizer", "betas", "lr", "output_dtype", "prefetch_pipeline"}
+# Options of WeightDecayMode.COUNTER and COWCLIP.
+_COUNTING = ("counter_based_regularization", "cowclip_regularization")
+_BY_STALENESS = (
+    "for rows that shrink by the steps since their last update, give the sharder "
+    "optimizer=torch_dynemb.RowWiseRMSprop(ar_alpha=...)"
+)
 _warned: set[str] = set()
 
 
@@ -107,9 +113,15 @@ def optimizer_of(owner: str, fused_params: Mapping[str, Any]) -> OptimizerConfig
     ``weight_decay_mode``.
 
     Raises:
-        NotImplementedError: dynamic tables lack the optimizer, the mode or the state's dtype.
+        NotImplementedError: dynamic tables lack the optimizer, the mode, such as COUNTER, or the
+            state's dtype.
         ValueError: an entry without a meaning for dynamic tables or for the optimizer.
     """
+    counting = [name for name in _COUNTING if fused_params.get(name) is not None]
+    if counting:
+        raise NotImplementedError(
+            f"{owner}: fused_params has {counting}, which dynamic tables lack: {_BY_STALENESS}"
+        )
     unknown = sorted(set(fused_params) - _KNOWN)
     if unknown:
         raise ValueError(
@@ -202,7 +214,8 @@ def _state_dtype(
 def _weight_decay(owner: str, weight_decay: float, mode: WeightDecayMode) -> dict[str, Any]:
     if mode not in (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE):
         raise NotImplementedError(
-            f"{owner}: fused_params has weight_decay_mode {mode}, expected NONE, L2 or DECOUPLE"
+            f"{owner}: fused_params has weight_decay_mode {mode}, expected NONE, L2 or DECOUPLE; "
+            + _BY_STALENESS
         )
     if weight_decay == 0:
         return {}
