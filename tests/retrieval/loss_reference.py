@@ -62,11 +62,11 @@ class Reference(NamedTuple):
         self,
         form: str,
         positives: list[int],
-        drawn: list[int],
+        drawn: list[list[int]],
         *,
         in_batch: bool,
         hits: bool,
-        expected: Callable[[int], float],
+        expected: Callable[[int, int | None], float],
         weights: list[float] | None,
     ) -> Tensor:
         """Weighted mean of the losses.
@@ -74,22 +74,27 @@ class Reference(NamedTuple):
         Args:
             form: of the losses.
             positives: ids by query.
-            drawn: ids of the negatives that are not of the batch.
+            drawn: ids of the negatives that are not of the batch, by draw.
             in_batch: whether positives of other queries are negatives.
             hits: whether negatives equal to the positive are left out.
-            expected: how often an id is expected among the negatives.
+            expected: how often an id is expected among the negatives, given also the number of the
+                draw that has it; None: it is in the batch.
             weights: of the queries.
         """
         factors = [1.0] * len(positives) if weights is None else weights
         total = torch.zeros((), dtype=torch.float64)
         for i, positive in enumerate(positives):
-            others = [id for j, id in enumerate(positives) if j != i] if in_batch else []
-            ids = [id for id in others + drawn if not (hits and id == positive)]
-            negatives = [Negative(id, expected(id)) for id in ids]
+            others = [(id, None) for j, id in enumerate(positives) if j != i] if in_batch else []
+            of_draws = [(id, number) for number, ids in enumerate(drawn) for id in ids]
+            negatives = [
+                Negative(id, expected(id, number))
+                for id, number in others + of_draws
+                if not (hits and id == positive)
+            ]
 
             def score(id: int, i: int = i) -> Tensor:
                 return (self.query[i] * self.rows[id]).sum() / self.temperature
 
-            loss = loss_of(form, score, Negative(positive, expected(positive)), negatives)
+            loss = loss_of(form, score, Negative(positive, expected(positive, None)), negatives)
             total = total + factors[i] * loss
         return total / sum(factors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,22 +48,36 @@ def drawn_by(items: td.DynamicEmbedding, negatives: Any, seed: int) -> list[Tens
     return drawn
 
 
-def expected_by(items: td.DynamicEmbedding, negatives: Any, positives: int) -> Any:
-    """How often an id is expected among the negatives of a query."""
+def counts_of(items: td.DynamicEmbedding) -> dict[int, int]:
     ids = items.ids()
-    counts = dict(zip(ids.tolist(), items.group.scores.get(0, ids).scores.tolist(), strict=True))
-    sources = negatives if isinstance(negatives, tuple) else (negatives,)
+    return dict(zip(ids.tolist(), items.group.scores.get(0, ids).scores.tolist(), strict=True))
 
-    def expected(id: int) -> float:
+
+def expected_by(
+    items: td.DynamicEmbedding,
+    listed: dict[int, int],
+    negatives: Any,
+    positives: int,
+) -> Any:
+    """How often an id is expected among the negatives of a query.
+
+    Sums, and the weights of drawn ids, are of the counts that were listed before the batch.
+    """
+    counts = counts_of(items)
+    sources = negatives if isinstance(negatives, tuple) else (negatives,)
+    sampled = [of for of in sources if not isinstance(of, td.InBatchNegatives)]
+
+    def expected(item: int, draw: int | None) -> float:
         total = 0.0
         for source in sources:
             if isinstance(source, td.InBatchNegatives):
-                total += (positives - 1) * counts[id] / sum(counts.values())
+                total += (positives - 1) * counts[item] / sum(listed.values())
             elif isinstance(source, td.UniformNegatives):
                 total += source.n / len(counts)
             else:
-                weights = {id: count**source.power for id, count in counts.items()}
-                total += source.n * weights[id] / sum(weights.values())
+                of = listed if draw is not None and sampled[draw] is source else counts
+                weights = sum(count**source.power for count in listed.values())
+                total += source.n * of[item] ** source.power / weights
         return total
 
     return expected
@@ -100,21 +115,22 @@ def test_losses_and_gradients(
         remove_accidental_hits=hits,
     )
     weights = torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0, 3.0, 0.25]) if weighted else None
+    listed = counts_of(items)
     torch.manual_seed(9)
     value = loss(query, torch.tensor(POSITIVES), weights)
     drawn = drawn_by(items, negatives, 9)
     ids, rows = items.ids(), items.group.read(0, items.ids())
-    counted = expected_by(items, negatives, len(POSITIVES)) if correction else lambda id: 1.0
+    counted = expected_by(items, listed, negatives, len(POSITIVES))
     in_batch = negatives is IN_BATCH or (isinstance(negatives, tuple) and IN_BATCH in negatives)
     with torch.device("cpu"):
         reference = Reference.of(query, ids, rows, TEMPERATURE)
         expected = reference.mean_loss(
             form,
             POSITIVES,
-            [id for part in drawn for id in part.tolist()],
+            [part.tolist() for part in drawn],
             in_batch=in_batch,
             hits=hits,
-            expected=counted,
+            expected=counted if correction else lambda item, draw: 1.0,
             weights=None if weights is None else weights.tolist(),
         )
         expected.backward()
@@ -167,10 +183,10 @@ def test_negatives_that_the_same_step_evicts_do_not_count(negatives: Any) -> Non
         expected = reference.mean_loss(
             "softmax",
             fresh.tolist(),
-            drawn[present].tolist(),
+            [drawn[present].tolist()],
             in_batch=False,
             hits=True,
-            expected=lambda id: 1.0,
+            expected=lambda item, draw: 1.0,
             weights=None,
         )
     torch.testing.assert_close(value.detach().cpu().double(), expected.detach())
@@ -317,3 +333,35 @@ def test_rows_that_another_module_looked_up() -> None:
         value.backward()
         assert rows.grad is not None
         assert bool((rows.grad.norm(dim=1) > 0).all())
+
+
+@pytest.mark.parametrize("negatives", [IN_BATCH, td.FrequencyNegatives(8)])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_resumed_job_goes_on_with_the_same_bits(
+    negatives: Any, used: bool, tmp_path: Path
+) -> None:
+    """Lists of counts are not saved, and were made some steps before the save."""
+
+    def train(items: td.DynamicEmbedding, steps: range) -> None:
+        loss = td.SampledSoftmaxLoss(items, negatives=negatives)
+        for step in steps:
+            torch.manual_seed(step)
+            ids = (torch.rand(64) ** 3 * 200).long()
+            loss(torch.randn(64, DIM, requires_grad=True), ids).backward()
+            items.optimizer.step()
+
+    def new() -> td.DynamicEmbedding:
+        policy = td.Policy(score="frequency")
+        return td.DynamicEmbedding(DIM, name="items", optimizer=td.Adam(lr=0.1), policy=policy)
+
+    model, resumed = new(), new()
+    train(model, range(7))
+    td.checkpoint.save(tmp_path / "last", model)
+    train(model, range(7, 12))
+    if used:
+        train(resumed, range(100, 103))
+    td.checkpoint.load(tmp_path / "last", resumed)
+    train(resumed, range(7, 12))
+    ids = model.ids().sort().values
+    assert torch.equal(ids, resumed.ids().sort().values)
+    assert torch.equal(model.group.read(0, ids), resumed.group.read(0, ids))

@@ -17,6 +17,7 @@ from torch_dynemb.table.sampling import (
     counts_of_ids,
     draw_by_count,
     draw_uniform,
+    list_counted,
     total_count,
 )
 
@@ -112,6 +113,20 @@ class Drawn(NamedTuple):
     log_probabilities: Tensor
 
 
+def list_counts(items: Items, sources: tuple[Negatives, ...], *, corrects: bool) -> None:
+    """List counts that no step has listed, of a loaded table, before the batch adds to them."""
+    if torch.compiler.is_compiling():
+        return
+    powers = [source.power for source in sources if isinstance(source, FrequencyNegatives)]
+    if corrects and any(isinstance(source, InBatchNegatives) for source in sources):
+        powers.append(0.0)  # their sum
+    tables, table = items.tables, items.table
+    missing = [power for power in powers if (table, power) not in tables.host.counted]
+    if missing and int(tables.index.tables[table, Table.SIZE]) > 0:
+        for power in missing:
+            list_counted(tables, table, power)
+
+
 def drawn_from(items: Items, sources: tuple[Negatives, ...]) -> list[Drawn]:
     """Draw from all sources of a table that are not the batch itself."""
     drawn = []
@@ -201,6 +216,7 @@ __all__ = [
     "UniformNegatives",
     "check_counted",
     "drawn_from",
+    "list_counts",
     "log_expected",
     "sources_of",
 ]

@@ -31,6 +31,7 @@ from torch_dynemb.retrieval.negatives import (
     UniformNegatives,
     check_counted,
     drawn_from,
+    list_counts,
     log_expected,
     sources_of,
 )
@@ -146,6 +147,7 @@ class SampledSoftmaxLoss(ItemLoss):
         """Look up positives and negatives; also return which positives count, or None: all do."""
         n = query.shape[0]
         drawn: list[Drawn] = []
+        list_counts(items, self.negatives, corrects=self.corrects)
 
         def draw() -> Tensor:
             if self.negatives != (InBatchNegatives(),):

@@ -198,6 +198,12 @@ def refresh_counted(tables: Tables) -> None:
             list_counted(tables, table, power)
 
 
+def list_again(tables: Tables) -> None:
+    """List counted ids now, so that training goes on as one that resumes from the state of now."""
+    for table, power in list(tables.host.counted):
+        list_counted(tables, table, power)
+
+
 def checked_power(owner: str, power: object) -> float:
     """Return ``power``, a positive number.
 
@@ -220,6 +226,7 @@ __all__ = [
     "counts_of_ids",
     "draw_by_count",
     "draw_uniform",
+    "list_again",
     "list_counted",
     "refresh_counted",
     "sample",

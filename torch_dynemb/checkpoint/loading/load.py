@@ -38,6 +38,7 @@ from torch_dynemb.parts.whole_tables import check_whole
 from torch_dynemb.process.torch_modes import one_thread, plain_torch
 from torch_dynemb.rows.into_part import replace_content
 from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.sampling import list_again
 
 
 class LoadedTable(NamedTuple):
@@ -199,7 +200,13 @@ def load(
     whole = whole and not any(of.evicted or of.fresh for of in report.tables.values())
     saved = manifest.tables
     whole = whole and all(p.name not in saved or _as_saved(p, saved[p.name]) for p in parts)
-    ranks.run(lambda: count_from(groups_of(parts), manifest.uuid if whole else None))
+
+    def loaded() -> None:
+        count_from(groups_of(parts), manifest.uuid if whole else None)
+        for group in groups_of(parts):
+            list_again(group.tables)
+
+    ranks.run(loaded)
     continues_series(model, checked_location("checkpoint.load", path), manifest.series)
     return report
 

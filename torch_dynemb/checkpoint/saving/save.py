@@ -67,6 +67,7 @@ from torch_dynemb.rows.source import (
     write_initial_rows,
 )
 from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.sampling import list_again
 from torch_dynemb.table.undisturbed import Undisturbed
 
 _DISK = Disk()
@@ -349,6 +350,8 @@ def begin_reading(
 ) -> tuple[dict[str, Any], Undisturbed]:
     """End open training steps. Return the dense state of a model, and a guard against changes.
 
+    Counted ids are listed again, because a job that resumes has to list them.
+
     Args:
         call: prefix of errors.
         parts: parts that are read.
@@ -358,6 +361,8 @@ def begin_reading(
         InUseError: another thread is changing the tables now.
     """
     end_steps(parts)
+    for group in groups_of(parts):
+        list_again(group.tables)
     dense = dense_state(model)
     tensors = [value for value in dense.values() if type(value) is torch.Tensor]
     return dense, Undisturbed(call, groups_of(parts), tensors)
