@@ -310,6 +310,7 @@ DAMAGES: dict[str, tuple[str, Any]] = {
     "negative step": ("metadata", lambda rank, t: _set_shard(rank, t, 0, -7)),
     "negative frequency": ("metadata", lambda rank, t: _set_shard(rank, t, 2, -7)),
     "steps of rows": ("optimizer.step", lambda rank, t: _set_shard(rank, t, 0, -7)),
+    "rows left out": ("bucket", lambda rank, t: _set_shard(rank, t, 0, 9999)),
     "no count": ("count", lambda rank, t: _set_shard(rank, t, 0, 0)),
     "many counts": ("count", lambda rank, t: _set_shard(rank, t, 0, 2**31)),
 }

@@ -289,6 +289,7 @@ REFUSED = {
         "negative frequency": "metadata has an id of frequency -7, expected 0",
         "steps of rows": "'optimizer.step' is corrupted: a count is negative: -7",
         "old": "metadata has an id of step 0, expected",
+        "rows left out": "ids, but weight_id has",
     },
     "admission": {
         "no count": "count has 0, expected counts from 1",

@@ -115,6 +115,14 @@ class StateDictRows:
             result.append(of_shard)
         return result
 
+    def counts(self) -> tuple[int, int]:
+        """Return how many ids ``bucket`` says, and ``weight_id`` has: on all ranks as many."""
+        if not {"bucket", "weight_id"} <= self._tiles.keys():
+            return 0, 0
+        said = sum(int(tile.values.sum()) for tile in self._tiles["bucket"])
+        tiles = self._tiles["weight_id"]
+        return said, sum(tile.values.shape[0] for tile in tiles if tile.first_column == 0)
+
     def none(self, k: int) -> RowBatch:
         """Return zero rows, with the columns and dtypes of a saved column shard."""
         none = torch.empty(0, dtype=torch.int64, device="cpu")

@@ -142,6 +142,13 @@ class TableLoad:
         except ValueError as raised:
             error = str(raised)
         self._agree_on(error)
+        counts = from_all_ranks(self._saved.counts(), self._process_group)
+        said, there = (sum(of) for of in zip(*counts, strict=True))
+        if said != there:
+            raise ValueError(
+                f"table {self._name!r}: bucket says {said} ids, but weight_id has {there}: load "
+                "with torch_dynemb.torchrec.LoadPlanner(), which reads all saved rows"
+            )
         self._sources = [
             self._exchange.sent(here, self._saved.none(k)) for k, here in enumerate(rows)
         ]
