@@ -435,6 +435,7 @@ def recis_values() -> dict[str, Any]:
         recis.FusedHashOP: recis.Hash("murmur"),
         recis.FusedModOP: recis.Mod(7),
         recis.FusedMultiHashOP: recis.IDMultiHash([10]),
+        recis.FusedStringMultiHashOP: recis.StringMultiHash([10]),
     }
     embedding = recis.DynamicEmbedding(recis.EmbeddingOption(4, 5, shared_name="e"))
     return {
@@ -444,6 +445,8 @@ def recis_values() -> dict[str, Any]:
         "feature": recis.Feature("f").add_op(recis.SelectField("ids", torch.int64)),
         "ragged": recis.RaggedTensor(IDS, [torch.tensor([0, 2, 6])], IDS.float()),
         "slice": recis.gen_slice(1, 3, 8),
+        "mask": recis.Mask([0, -1], torch.int64),
+        "apart": recis.NoReduceEmbedding(torch.ones(1, 4), IDS * 0, torch.tensor([0, 6])),
         "ids map": table.ids_map(),
         "children": table.children_info(),
         "gradients": table.grad(),

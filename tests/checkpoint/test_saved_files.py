@@ -59,6 +59,8 @@ NOT_SAVED = {
     "SparseAdam": "raises an error that says to save its state_dict()",
     "SparseAdamW": "as SparseAdam",
     "SparseAdamWTF": "as SparseAdam",
+    "SparseAdagrad": "as SparseAdam",
+    "SparseRowWiseAdagrad": "as SparseAdam",
     "ReplacementReport": "is the report of one call",
     "StepWith": "connects an optimizer of this process with tables",
     "Slot": "reads a table by functions of its own",

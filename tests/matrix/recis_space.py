@@ -401,5 +401,6 @@ SPACE = Space(
         "admit_hook": "decides which ids get rows: test_recis_lookup.py",
         "fp16_enabled": "of int8 rows: test_recis_lookup.py",
         "score_from": "needs scores: test_recis_scores.py",
+        "no_reduce": "gives rows apart: test_recis_later.py",
     },
 )

@@ -159,10 +159,12 @@ def test_every_optimizer_has_a_learning_rate() -> None:
         for config in vars(td).values()
         if isinstance(config, type) and issubclass(config, td.optim.OptimizerConfig)
     }
-    assert len(defaults) == 15
+    assert len(defaults) == 18
     assert defaults[td.SGD] == torch.optim.SGD([PARAMETER]).defaults["lr"]
     assert defaults[td.Adagrad] == torch.optim.Adagrad([PARAMETER]).defaults["lr"]
     assert defaults[td.Adam] == torch.optim.Adam([PARAMETER]).defaults["lr"]
+    assert defaults[td.RMSprop] == torch.optim.RMSprop([PARAMETER]).defaults["lr"]
+    assert defaults.pop(td.Adadelta) == torch.optim.Adadelta([PARAMETER]).defaults["lr"]
     assert set(defaults.values()) == {1e-2, 1e-3}
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import operator
 import pickle
 from typing import Any
 from unittest import mock
@@ -472,44 +470,3 @@ def test_only_what_has_changed_is_exported() -> None:
 
 
 # -- tables by name ------------------------------------------------------------------------------
-
-
-def test_methods_take_a_table_by_name_or_number() -> None:
-    policy = td.Policy(score=("custom", "frequency"), admission=td.AdmitFrequent(1))
-    ids, rows = torch.arange(6), torch.ones(6, 4)
-    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-        ("reserve", (100,), {}),
-        ("insert", (ids,), {"scores": ids}),
-        ("insert_or_assign", (ids + 3, rows), {}),
-        ("scores.set", (ids[:3], ids[:3] + 9), {}),
-        ("scores.set_batch", (4,), {}),
-        ("scores.get", (ids,), {}),
-        ("scores.deciding", (), {}),
-        ("contains", (ids + 4,), {}),
-        ("read", (ids,), {}),
-        ("erase", (ids[:2],), {}),
-        ("export", (), {}),
-        ("size", (), {}),
-        ("fill", (2.0,), {}),
-        ("sample_ids", (5,), {}),
-        ("remove", (), {"score_below": 3}),
-        ("reset_counts", (), {}),
-        ("clear", (), {}),
-    ]
-    results = []
-    for table in (1, "b"):
-        tables = [td.TableConfig(name, 4, policy=policy) for name in "ab"]
-        group = td.TableGroup(tables, optimizer=td.SGD(lr=0.1), seed=1)
-        torch.manual_seed(3)
-        of_calls = []
-        for name, arguments, options in calls:
-            result = operator.attrgetter(name)(group)(table, *arguments, **options)
-            shown = repr(list(result) if name == "export" else result)
-            of_calls.append((name, shown, group.sizes()))
-        results.append(of_calls)
-    assert results[0] == results[1]
-    for prefix, kind in (("", td.TableGroup), ("scores.", type(group.scores))):
-        for name, method in inspect.getmembers(kind, inspect.isfunction):
-            takes_a_table = "table" in inspect.signature(method).parameters
-            given = any(called == prefix + name for called, _, _ in calls)
-            assert given == (takes_a_table and name not in ("add_table", "_number")), name

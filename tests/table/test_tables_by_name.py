@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "insert": {"scores": IDS},
     "insert_or_assign": {"scores": IDS},
     "remove": {"predicate": lambda ids, rows: ids == 2},
+    "remove_in_slices": {"predicate": lambda ids, rows: ids == 2},
     "sample_ids": {"generator": 0},
 }
 
@@ -91,7 +92,7 @@ def called(path: str, argument: str, table: int | str) -> Any:
         if "generator" in options:
             options["generator"] = torch.Generator(made.device).manual_seed(0)
         result = call(table, *ARGUMENTS.get(path, ()), **options)
-    if inspect.isgenerator(result):
+    if isinstance(result, Iterator):
         result = list(result)
     state = {name: made.read(name, IDS) for name in made.names}
     return result, made.sizes(), state
