@@ -297,7 +297,7 @@ CALLS: dict[str, Call] = {
             "protected_steps": [*NO_OPTIONAL_COUNT, 0],
             "admission": NO_OBJECT,
             "refused": [5, "x", IDS, torch.rand(4).to_sparse()],
-            "ttl": [*NO_OPTIONAL_COUNT, 0],
+            "ttl": [*NO_OPTIONAL_COUNT, 0, "7", "0s"],
             "keep_at_least": [*NO_OPTIONAL_COUNT, 0, 5],
             "check": [None, 5, "x"],
         },
@@ -307,7 +307,7 @@ CALLS: dict[str, Call] = {
         {},
         {
             "threshold": [*NO_OPTIONAL_COUNT, 0],
-            "ttl": [*NO_OPTIONAL_COUNT, 0],
+            "ttl": [*NO_OPTIONAL_COUNT, 0, "7", "0s"],
             "updates_scores": NO_FLAG,
         },
     ),

@@ -101,6 +101,10 @@ def timed_module(**policy: Any) -> td.DynamicEmbedding:
     return td.DynamicEmbedding(4, name="t", optimizer=td.SGD(lr=1.0), policy=given)
 
 
+def test_a_ttl_may_be_a_text() -> None:
+    assert (td.Policy(ttl="7d").ttl, td.FeaturePolicy(ttl="12h").ttl) == (604_800, 43_200)
+
+
 def test_lookups_stamp_the_time_that_the_last_step_was_told() -> None:
     with mock.patch("time.time", return_value=500.9):
         module = timed_module()
