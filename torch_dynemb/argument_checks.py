@@ -183,7 +183,7 @@ def seconds(owner: str, value: object, **bounds: int) -> int:
     """Return seconds, from an int or a text such as ``"7d"``; see :func:`integer`."""
     expected = "seconds, or a text such as '7d' or '12h'"
     if isinstance(value, str):
-        value = duration(owner, value, f"expected {expected}")
+        owner, value = f"{owner} {value!r}", duration(owner, value, f"expected {expected}")
     return integer(owner, value, what=expected, **bounds)
 
 
