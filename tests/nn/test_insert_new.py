@@ -91,6 +91,7 @@ def test_errors_leave_the_table_as_it_is() -> None:
         td.insert_new(engine, "users", ids, content)
 
 
+@pytest.mark.traced
 def test_compiled_code_is_refused() -> None:
     module, ids = items(), torch.tensor([8])
 

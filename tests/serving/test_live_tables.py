@@ -395,3 +395,17 @@ def test_damaged_tables_are_told() -> None:
     stored += (stored > 0) * (1000 << GENERATION_BITS)
     with pytest.raises(RuntimeError, match=r"serve_lookup: table 't' is damaged: .* from id 0"):
         tables.lookup(ops.LookupBatch.of_rows(torch.arange(3), torch.arange(0), [0], 4))
+
+
+def test_tables_of_served_models_are_named_or_numbered() -> None:
+    ids = torch.tensor([1, 2, 3])
+    tables = [td.TableConfig("ads", 4), td.TableConfig("users", 4)]
+    bags = td.DynamicEmbeddingBagCollection(tables, optimizer=td.SGD(lr=0.1))
+    bags.group.insert_or_assign("users", ids, torch.ones(3, 4))
+    frozen, live = td.freeze(bags).frozen_tables, td.serving.live(bags, headroom=4).frozen_tables
+    assert torch.equal(frozen.ids("users"), frozen.ids(1))
+    assert torch.equal(live.list_ids("users").ids, live.list_ids(1).ids)
+    assert torch.equal(live.read_ids("users", ids).rows, live.read_ids(1, ids).rows)
+    for call in (frozen.ids, live.list_ids, lambda table: live.read_ids(table, ids)):
+        with pytest.raises(ValueError, match=r"table is 'ad', expected one of \['ads', 'users'\]"):
+            call("ad")

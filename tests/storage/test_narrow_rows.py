@@ -36,3 +36,16 @@ def test_checkpoints_go_both_ways(tmp_path: Path, dim: int, dtype: torch.dtype) 
     expected = first.eval()(IDS)
     for module in (stored, last):
         assert torch.equal(module.eval()(IDS), expected)
+
+
+def test_a_load_of_values_that_become_infinite_is_refused(tmp_path: Path) -> None:
+    wide, stored = table(None, 4, torch.float32), table(tmp_path / "rows", 4, torch.float16)
+    for value, refused in ((-65520.0, True), (-65519.0, False)):
+        wide.group.insert_or_assign(0, IDS[8:9], torch.full((1, 4), value))
+        td.checkpoint.save(tmp_path / "last", wide)
+        if refused:
+            with pytest.raises(ValueError, match=r"of id 8 has -65520\.0, but the largest number"):
+                td.checkpoint.load(tmp_path / "last", stored)
+            assert stored.group.size(0) == 0
+    td.checkpoint.load(tmp_path / "last", stored)
+    assert stored.group.read(0, IDS[8:9]).tolist() == [[-65504.0] * 4]

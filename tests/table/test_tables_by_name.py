@@ -117,20 +117,6 @@ def test_a_table_is_named_or_numbered(path: str, argument: str) -> None:
         called(path, argument, 1.5)  # type: ignore[arg-type]
 
 
-@pytest.mark.cpu_only("live tables are on the CPU")
-def test_tables_of_served_models_are_named_or_numbered() -> None:
-    tables = [td.TableConfig("ads", 4), td.TableConfig("users", 4)]
-    bags = td.DynamicEmbeddingBagCollection(tables, optimizer=td.SGD(lr=0.1))
-    bags.group.insert_or_assign("users", IDS, ROWS)
-    frozen, live = td.freeze(bags).frozen_tables, td.serving.live(bags, headroom=4).frozen_tables
-    assert torch.equal(frozen.ids("users"), frozen.ids(1))
-    assert torch.equal(live.list_ids("users").ids, live.list_ids(1).ids)
-    assert torch.equal(live.read_ids("users", IDS).rows, live.read_ids(1, IDS).rows)
-    for call in (frozen.ids, live.list_ids, lambda table: live.read_ids(table, IDS)):
-        with pytest.raises(ValueError, match=r"table is 'ad', expected one of \['ads', 'users'\]"):
-            call("ad")
-
-
 def test_calls_that_insert_do_what_the_faq_says() -> None:
     """Its table: which call gives an unknown id a row, and which value the row has."""
     made = group()
