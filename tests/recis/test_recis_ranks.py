@@ -203,6 +203,7 @@ def test_frozen_engines_of_the_first_rank_or_of_each(two_ranks: Ranks) -> None:
         assert not torch.equal(frozen["user"], live["user"])
 
 
+@pytest.mark.long
 def test_copies_and_followers_have_the_kept_ids(two_ranks: Ranks, tmp_path: Path) -> None:
     (copied, first), (other, second) = two_ranks.run(kept_ids, tmp_path / "log")
     assert copied == other == sorted(first + second) == [4, 8, 9, 10, 11]
