@@ -178,6 +178,7 @@ def test_a_driver_that_refuses_to_unmap_leaves_a_usable_table() -> None:
         assert created_bytes() <= mapped
 
 
+@pytest.mark.long
 def test_a_compaction_that_the_driver_refuses_leaves_a_usable_table() -> None:
     group = make_group()
     with emulated_cuda():
