@@ -318,8 +318,9 @@ class SparseAdagrad(SparseOptimizer):
 
     Args:
         param_dict: hash tables by name.
-        lr, initial_accumulator_value, eps: as in torch.optim.Adagrad.
-        lr_decay, weight_decay, save_update_info_interval: 0; others are refused.
+        lr, lr_decay, initial_accumulator_value, eps, weight_decay: as in torch.optim.Adagrad; only
+            rows with a gradient change.
+        save_update_info_interval: 0; others are refused.
 
     Raises:
         ValueError: an argument is refused; the message says what to use instead.
@@ -335,12 +336,18 @@ class SparseAdagrad(SparseOptimizer):
         weight_decay: float = 0,
         save_update_info_interval: int = 0,
     ) -> None:
-        _check_unused("SparseAdagrad", lr_decay=lr_decay, weight_decay=weight_decay)
-        _check_unused("SparseAdagrad", save_update_info_interval=save_update_info_interval)
+        if save_update_info_interval != 0:
+            raise ValueError(
+                "SparseAdagrad: save_update_info_interval is "
+                f"{described(save_update_info_interval)}, expected 0: read embeddings() and "
+                "slot_group() of a table around a step"
+            )
         config = Adagrad(
             lr=number("SparseAdagrad: lr", lr),
+            lr_decay=lr_decay,
             eps=eps,
             initial_accumulator_value=initial_accumulator_value,
+            weight_decay=weight_decay,
         )
         super().__init__(param_dict, config)
 
@@ -350,12 +357,11 @@ class SparseRowWiseAdagrad(SparseOptimizer):
 
     Args:
         param_dict: hash tables by name.
-        lr, initial_accumulator_value, eps: as in :class:`torch_dynemb.RowWiseAdagrad`.
-        lr_decay, weight_decay: 0; others are refused.
-        maximize: False; True is refused.
+        lr, lr_decay, initial_accumulator_value, eps, weight_decay, maximize: as in
+            :class:`torch_dynemb.RowWiseAdagrad`.
 
     Raises:
-        ValueError: an argument is refused; the message says what to use instead.
+        TypeError, ValueError: a value is not a number, or out of its range.
     """
 
     def __init__(
@@ -369,29 +375,15 @@ class SparseRowWiseAdagrad(SparseOptimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        _check_unused("SparseRowWiseAdagrad", lr_decay=lr_decay, weight_decay=weight_decay)
-        _check_unused("SparseRowWiseAdagrad", maximize=maximize)
         config = RowWiseAdagrad(
             lr=number("SparseRowWiseAdagrad: lr", lr),
+            lr_decay=lr_decay,
             eps=eps,
             initial_accumulator_value=initial_accumulator_value,
+            weight_decay=weight_decay,
+            maximize=maximize,
         )
         super().__init__(param_dict, config)
-
-
-_INSTEAD = {
-    "lr_decay": "give torch.optim.lr_scheduler.LambdaLR a factor of 1 / (1 + step * lr_decay)",
-    "weight_decay": "SparseAdam and SparseAdamW decay rows",
-    "save_update_info_interval": "read embeddings() and slot_group() of a table around a step",
-    "maximize": "minimize the negative loss",
-}
-
-
-def _check_unused(owner: str, **arguments: float) -> None:
-    """Raise ValueError for an argument of RecIS that is not 0, with what to use instead."""
-    for name, value in arguments.items():
-        if value != 0:
-            raise ValueError(f"{owner}: {name} is {described(value)}, expected 0: {_INSTEAD[name]}")
 
 
 __all__ = [
