@@ -20,6 +20,11 @@ def error_of(statement: str) -> str:
     return ""
 
 
+def imported(rank: int) -> None:
+    """What takes long, before a test begins."""
+    importlib.import_module(PACKAGE)
+
+
 def before_registration(rank: int) -> list[str]:
     """What imports say before the package is registered."""
     return [

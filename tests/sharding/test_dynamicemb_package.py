@@ -15,6 +15,7 @@ from package_steps import (
     after_registration,
     before_registration,
     beside_another,
+    imported,
     registered,
 )
 from quick_packages import QUICK
@@ -147,10 +148,11 @@ NEWEST_MODULES = (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def process() -> Iterator[Ranks]:
-    """A process of this module alone."""
+    """A process of one test, which has imported DynamicEmb's names and not registered them."""
     own = Ranks(1)
+    own.run(imported)
     yield own
     own.stop()
 
