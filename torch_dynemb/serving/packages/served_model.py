@@ -249,6 +249,7 @@ class ServedModel:
         with self._counting:
             self._missing += counts.to(self._missing.device)
 
+    @raises_typed_errors
     def _run(self, tensors: list[Tensor]) -> list[Tensor]:
         with self._open("run").reading() as loaded:
             with loaded.running:
