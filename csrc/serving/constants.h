@@ -239,7 +239,7 @@ class Constants {
     if (!manifest.has("row_files")) return;
     constexpr int64_t kPathBytes = 5, kPath = 6;  // RowFileName of cpu/serving/row_files.h
     for (const auto& [name, place] : manifest.at("row_files").object()) {
-      const std::string path = std::filesystem::absolute(folder + "/" + place.at("file").string());
+      const std::string path = std::filesystem::absolute(folder + "/" + place.at("file").text());
       const auto found = tensors_.find(name);
       if (found == tensors_.end() || found->second.scalar_type() != at::kLong ||
           (found->second.numel() - kPath) * 8 < static_cast<int64_t>(path.size())) {

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from torch_dynemb._library.library import raises_typed_errors
 from torch_dynemb.delta_log.follower import Follower
 from torch_dynemb.serving.live_state import LiveUpdate
 from torch_dynemb.serving.packages.inputs import Input, InputChecks, shape_text
