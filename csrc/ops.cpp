@@ -328,9 +328,9 @@ DYNEMB_DEFINE_OPS(m) {
       "file_lookup(Tensor file, Tensor tables, Tensor meta, Tensor init_data, Tensor ids, "
       "Tensor offsets, Tensor? per_sample_weights, int[] feature_tables, int[] feature_dims, "
       "int pooling) -> (Tensor output, Tensor missing)");
-  host.def("file_ids(Tensor file, int table) -> Tensor");
+  host.def("file_ids(Tensor file, int table, int ids) -> Tensor");
   host.def("file_stats(Tensor file) -> Tensor");
-  host.def("file_pages(Tensor ids, Tensor rows) -> Tensor");
+  host.def("file_pages(Tensor ids, Tensor packed) -> Tensor");
   // Rows of 8 or 4 bits a value.
   m.def("quantize_rows(Tensor rows, int format) -> Tensor");
   m.def("dequantize_rows(Tensor packed, int format, int dim) -> Tensor");

@@ -149,7 +149,7 @@ def test_a_rank_reads_its_own_files_only(path: Path, model: nn.ModuleDict, tmp_p
 
 def test_counters_and_steps_go_on(path: Path, model: nn.ModuleDict, tmp_path: Path) -> None:
     checkpoint.reshard(path, tmp_path / "out", parts=3)
-    twin = trained_model(steps=1, ids=10)
+    twin, model = trained_model(steps=1, ids=10), copy.deepcopy(model)
     checkpoint.load(tmp_path / "out", twin)
     one, other = (of["tables"].group.usage.tables()["users"] for of in (model, twin))
     assert one.inserted == other.inserted > 0

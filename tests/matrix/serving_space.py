@@ -332,7 +332,16 @@ def _differences(case: Case, folder: Path) -> list[str]:
     if case["how"] in PACKAGES:
         return _wrong_outputs(case, served, _package(case, served, folder, keep))
     frozen = [
-        _copied(case, td.freeze(served.model, rows=case["rows"], keep=keep, missing=missing))
+        _copied(
+            case,
+            td.freeze(
+                served.model,
+                rows=case["rows"],
+                keep=keep,
+                missing=missing,
+                storage=_storage(case, folder / f"served{missing}"),
+            ),
+        )
         for missing in (False, True)
     ]
     return [text for model in frozen for text in _wrong_outputs(case, served, model)]
@@ -342,7 +351,11 @@ def _package(case: Case, served: Served, folder: Path, keep: Any) -> Package:
     """Return a package of a frozen model, or one with rows that have been updated."""
     in_cpp, options = case["how"] == "package_cpp", dict[str, Any]()
     live = case["updated"] == "update"
-    model = served.model.eval() if live else td.freeze(served.model, rows=case["rows"], keep=keep)
+    if live:
+        model = served.model.eval()
+    else:
+        storage = _storage(case, folder / "served")
+        model = td.freeze(served.model, rows=case["rows"], keep=keep, storage=storage)
     if live:
         options = {"headroom": 10, "rows": case["rows"], "keep": keep}
     elif case["converted"]:
@@ -359,6 +372,11 @@ def _package(case: Case, served: Served, folder: Path, keep: Any) -> Package:
     if live:
         _update(package.served, served, [*package.served.stats()])
     return package
+
+
+def _storage(case: Case, folder: Path) -> td.SSDStore | None:
+    """Return where rows of a frozen model lie: in memory, or in files with a small cache."""
+    return td.SSDStore(folder, cache="16 rows") if case["served_from"] == "file" else None
 
 
 def _copied(case: Case, model: nn.Module) -> nn.Module:
@@ -473,6 +491,7 @@ WITHOUT: list[tuple[Any, list[str]]] = [  # when -> axes that are plain then
     (lambda c: c["updated"] != "log", ["log_rows"]),
     # refused
     (lambda c: c["how"] != "freeze", ["copied"]),
+    (lambda c: c["how"] == "live" or c["updated"] == "update", ["served_from"]),
     (lambda c: c["how"] in PACKAGES and c["updated"] == "log", ["updated", "log_rows"]),
     (lambda c: c["how"] in PACKAGES and c["updated"] == "update", ["converted"]),
     # this program has no updates, and a package is compiled for the sizes 2 and more
@@ -501,6 +520,7 @@ SPACE = Space(
         "eval_default": ["initial", "zeros", "tensor"],
         "policy": list(POLICIES),
         "storage": ["none", "ssd"],
+        "served_from": ["memory", "file"],
         "split": [False, True],
         "output_dtype": list(TYPES),
         "converted": [None, "fp16", "bf16"],

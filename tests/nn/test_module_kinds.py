@@ -58,11 +58,12 @@ def test_classes_made_from_a_registered_one_are_known() -> None:
 
 
 def test_registered_optimizers_are_stepped_and_clipped() -> None:
-    model = nn.Sequential(Trained(), nn.Linear(4, 1))
+    class Own(Trained):
+        pass
+
+    model = nn.Sequential(Own(), nn.Linear(4, 1))
     assert td.table_optimizers(model) == []
-    td.register_module(
-        Trained, optimizers=lambda module: RowOptimizers([module.tables[0].optimizer])
-    )
+    td.register_module(Own, optimizers=lambda module: RowOptimizers([module.tables[0].optimizer]))
     table = model[0].tables[0]
     assert td.table_optimizers(model) == [table.optimizer]
     table(torch.tensor([7])).backward(torch.full((1, 4), 2.0))
@@ -70,9 +71,13 @@ def test_registered_optimizers_are_stepped_and_clipped() -> None:
 
 
 def test_wrong_registrations_change_nothing() -> None:
-    with pytest.raises(ValueError, match=r"register_module: tables of Items is .* already"):
-        td.register_module(Items, tables=tables, follower=Other)
-    td.register_module(Items, follower=Other)
+    class Own(Items):
+        pass
+
+    td.register_module(Own, tables=tables)
+    with pytest.raises(ValueError, match=r"register_module: tables of Own is .* already"):
+        td.register_module(Own, tables=tables, follower=Other)
+    td.register_module(Own, follower=Other)
     with pytest.raises(ValueError, match="nothing is given for Other, expected tables, frozen"):
         td.register_module(Other)
     with pytest.raises(TypeError, match=r"kind is .*Other.*, expected a class of modules"):

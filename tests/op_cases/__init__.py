@@ -9,6 +9,7 @@ from op_cases import (
     process,
     ragged,
     retrieval,
+    row_files,
     rows,
     serving,
     storage,
@@ -74,6 +75,7 @@ FAMILIES: dict[str, tuple[dict[str, dict[str, Case]], tuple[str, ...]]] = {
         retrieval.CASES,
         ("retrieval/test_sampling.py", "retrieval/test_top_k.py"),
     ),
+    "row_files": (row_files.CASES, ("serving/test_file_tables.py",)),
     "storage": (storage.CASES, ("ops/test_checksum.py", "ops/test_read_blocks.py")),
     "tiers": (
         tiers.CASES | {name: {"": case} for name, case in REGISTERED.items()},

@@ -406,6 +406,22 @@ dynemb::serve_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights,
     found)""",
         )
 
+    def test_row_files(self) -> None:
+        self.assertExpectedInline(
+            listing(
+                "file_open", "file_close", "file_lookup", "file_ids", "file_stats", "file_pages"
+            ),
+            """\
+dynemb::file_open(Tensor file) -> ()
+dynemb::file_close(Tensor file) -> ()
+dynemb::file_lookup(Tensor file, Tensor tables, Tensor meta, Tensor init_data, Tensor ids,
+    Tensor offsets, Tensor? per_sample_weights, int[] feature_tables, int[] feature_dims,
+    int pooling) -> (Tensor output, Tensor missing)
+dynemb::file_ids(Tensor file, int table, int ids) -> Tensor
+dynemb::file_stats(Tensor file) -> Tensor
+dynemb::file_pages(Tensor ids, Tensor packed) -> Tensor""",
+        )
+
     def test_tiers(self) -> None:
         self.assertExpectedInline(
             listing(

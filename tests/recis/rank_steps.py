@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -397,13 +398,18 @@ def inserted(rank: int, size: int) -> dict[str, Any]:
     }
 
 
+_COMBINERS = itertools.count()  # of this process
+
+
 def _counted_rows() -> str:
     """Name of a combiner that appends the number of rows to their sum."""
     from torch_dynemb.recis.functional import get_combiner, register_combiner
 
-    @register_combiner("counted rows")
+    name = f"counted rows {next(_COMBINERS)}"
+
+    @register_combiner(name)
     def counted(**arguments: Any) -> torch.Tensor:
         sums = get_combiner("sum")(**{**arguments, "combiner_kwargs": None})
         return torch.cat([sums, arguments["offsets"].diff()[:, None]], 1)
 
-    return "counted rows"
+    return name

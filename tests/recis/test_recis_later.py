@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import uuid
 from typing import Any
 
 import pytest
@@ -298,12 +299,14 @@ def test_wrong_combiners() -> None:
     with pytest.raises(ValueError, match="register_combiner adds others"):
         F.get_combiner("largest")
 
-    @F.register_combiner("wrong")
+    name = f"wrong {uuid.uuid4()}"
+
+    @F.register_combiner(name)
     def wrong(**arguments: Any) -> Tensor:
         return arguments["emb"]
 
-    with pytest.raises(ValueError, match=r"combiner 'wrong' returned .*expected a tensor \[1, col"):
-        embedding(combiner="wrong")(torch.tensor([[1, 2]]))
+    with pytest.raises(ValueError, match=r"'wrong .*' returned .*expected a tensor \[1, col"):
+        embedding(combiner=name)(torch.tensor([[1, 2]]))
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean"])

@@ -190,6 +190,9 @@ _IN_HOST_MEMORY = {
         (op, name): _SERVES_HOST for op in _SERVING_OPS for name in ("buckets", "tables", "weights")
     },
     ("serve_apply_", "free"): _SERVES_HOST,
+    **{(f"file_{op}", "file"): _READS_FILES for op in ("open", "close", "stats", "ids", "lookup")},
+    **{("file_lookup", name): _READS_FILES for name in ("tables", "meta", "init_data")},
+    **{("file_pages", name): _READS_FILES for name in ("ids", "packed")},
     **{
         (op, name): _COPIES
         for op in _COPY_OPS
@@ -244,6 +247,7 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(_CACHE_OPS, (("places", "slots", "free_slots"),)),
     **dict.fromkeys(_RECORD_OPS, (_SLABS,)),
     "serve_lookup": (("weights", "formats"), _LOOKUP),
+    "file_lookup": (_LOOKUP,),
     **dict.fromkeys(("serve_apply_", "serve_ids", "serve_rows"), (("weights", "formats"),)),
 }
 # ops that need no list of features if there is one table

@@ -4,14 +4,13 @@ The index is mapped, rows are read when they are asked for, and a cache in memor
 are used most. Every piece is compared with its checksum: blocks of the index at their first use,
 rows at each read.
 
-A tensor names the file, so copies of it, in exported programs and in packages, name the same file.
-A process opens a file once, and all its models share the cache. Any number of threads may look up.
+A tensor of 518 words names the file (csrc/cpu/serving/row_files.h), so copies of it, in exported
+programs and in packages, name the same file. A process opens a file once, and all its models share
+the cache. Any number of threads may look up.
 """
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,15 +18,9 @@ import torch
 from torch import Tensor
 
 from torch_dynemb._library.library import raises_typed_errors, register_fake
-from torch_dynemb.ops.block_reads import IoPath
 from torch_dynemb.ops.lookup import check_weights, lookup_output
 from torch_dynemb.ops.serving import Served
 from torch_dynemb.ops.tensors import LookupBatch
-
-ROW_FILE_MAGIC = 0x31656C6966776F72  # kRowFileMagic of csrc/core/serving/row_file.h
-_NAMED_WORDS = 6  # before the path: RowFileName of csrc/cpu/serving/row_files.h
-_PATH_BYTES = 4096
-_CACHE_BYTES = 3
 
 
 class RowFileStats(NamedTuple):
@@ -50,67 +43,12 @@ class RowFileStats(NamedTuple):
     index_bytes: int
 
 
-def uuid_words(name: uuid.UUID) -> tuple[int, int]:
-    """Return an id as two words of int64."""
-    first, second = name.int >> 64, name.int & (1 << 64) - 1
-    return first - (1 << 64 if first >> 63 else 0), second - (1 << 64 if second >> 63 else 0)
-
-
-def name_file(
-    path: str | os.PathLike[str], words: Sequence[int], *, cache_bytes: int, io: int = IoPath.AUTO
-) -> Tensor:
-    """Return the tensor that names a file.
-
-    Args:
-        path: of the file, up to 4096 bytes.
-        words: its id, two words of int64.
-        cache_bytes: of rows in memory.
-        io: how blocks are read, an :class:`IoPath`.
-
-    Returns:
-        int64 [518].
-
-    Raises:
-        ValueError: the path is longer.
-    """
-    text = os.fsencode(os.path.abspath(path))
-    if len(text) > _PATH_BYTES:
-        raise ValueError(f"the path of a file of rows has {len(text)} bytes, at most {_PATH_BYTES}")
-    head = [ROW_FILE_MAGIC, *words, cache_bytes, int(io), len(text)]
-    result = torch.zeros(_NAMED_WORDS + _PATH_BYTES // 8, dtype=torch.int64, device="cpu")
-    result[:_NAMED_WORDS] = torch.tensor(head, dtype=torch.int64, device="cpu")
-    bytes_of = result[_NAMED_WORDS:].view(torch.uint8)
-    bytes_of[: len(text)] = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
-    return result
-
-
-def renamed_file(
-    file: Tensor, path: str | os.PathLike[str], cache_bytes: int | None = None
-) -> Tensor:
-    """Return the tensor of a file that lies elsewhere now, or gets another cache.
-
-    Args:
-        file: the tensor of :func:`name_file`.
-        path: of the file.
-        cache_bytes: of rows in memory; None: as before.
-    """
-    words = file.tolist()
-    cache = words[_CACHE_BYTES] if cache_bytes is None else cache_bytes
-    return name_file(path, words[1:3], cache_bytes=cache, io=words[4])
-
-
-def path_of_file(file: Tensor) -> str:
-    """Return the path in the tensor of a file."""
-    size = int(file[_NAMED_WORDS - 1])
-    return os.fsdecode(bytes(file[_NAMED_WORDS:].view(torch.uint8)[:size].tolist()))
-
-
 @raises_typed_errors
 def file_open(file: Tensor) -> None:
     """Open a file of rows, or note one more user of it. Call :func:`file_close` as often.
 
     Args:
-        file: int64 [518], the tensor of :func:`name_file`.
+        file: int64 [518], which names the file.
 
     Raises:
         RuntimeError: the file is missing, or cannot be read.
@@ -136,7 +74,7 @@ def file_lookup(
     """Look rows or bags up in the tables of a file; nothing changes but its cache.
 
     Args:
-        file: int64 [518], the tensor of :func:`name_file`; the file is opened if it is not open.
+        file: int64 [518], which names the file; the file is opened if it is not open.
         tables: int64 [T, 16], state of each table (``columns.Table``).
         meta: int64 [T, 16], constants (``columns.Meta``).
         init_data: float64 [numbers], values of ids that are missing.
@@ -158,18 +96,20 @@ def file_lookup(
 
 
 @raises_typed_errors
-def file_ids(file: Tensor, *, table: int) -> Tensor:
+def file_ids(file: Tensor, *, table: int, ids: int) -> Tensor:
     """Return all ids of a table, int64 [n], in the order of its index.
 
     Args:
         file: as in :func:`file_lookup`.
         table: number of the table.
+        ids: number of its ids.
 
     Raises:
         DamagedStoreError: the index is damaged.
+        RuntimeError: an argument is wrong.
     """
-    ids: Tensor = torch.ops.dynemb.file_ids(file, table)
-    return ids
+    listed: Tensor = torch.ops.dynemb.file_ids(file, table, ids)
+    return listed
 
 
 @raises_typed_errors
@@ -183,17 +123,17 @@ def file_stats(file: Tensor) -> RowFileStats:
 
 
 @raises_typed_errors
-def file_pages(ids: Tensor, rows: Tensor) -> Tensor:
+def file_pages(ids: Tensor, packed: Tensor) -> Tensor:
     """Return pages of a file with rows and their checksums.
 
     Args:
         ids: int64 [n].
-        rows: uint8 [n, bytes], their rows, as they are stored.
+        packed: uint8 [n, bytes], their rows, as they are stored.
 
     Returns:
         uint8 [bytes], whole pages of 4096. Rows follow each other, as many in a page as fit.
     """
-    pages: Tensor = torch.ops.dynemb.file_pages(ids, rows)
+    pages: Tensor = torch.ops.dynemb.file_pages(ids, packed)
     return pages
 
 
@@ -214,20 +154,34 @@ def _file_lookup_fake(
     return output, ids.new_empty((tables.shape[0],))
 
 
+@register_fake("file_open")
+def _file_open_fake(file: Tensor) -> None:
+    return None
+
+
+@register_fake("file_close")
+def _file_close_fake(file: Tensor) -> None:
+    return None
+
+
+@register_fake("file_ids")
+def _file_ids_fake(file: Tensor, table: int, ids: int) -> Tensor:
+    return file.new_empty((ids,))
+
+
 @register_fake("file_stats")
 def _file_stats_fake(file: Tensor) -> Tensor:
     return file.new_empty((len(RowFileStats._fields),))
 
 
 @register_fake("file_pages")
-def _file_pages_fake(ids: Tensor, rows: Tensor) -> Tensor:
-    per_page = max(1, 4096 // (rows.shape[1] + 4))
-    pages = -(-(rows.shape[1] + 4) // 4096)
-    return rows.new_empty((-(-rows.shape[0] // per_page) * pages * 4096,))
+def _file_pages_fake(ids: Tensor, packed: Tensor) -> Tensor:
+    record = packed.shape[1] + 4
+    pages = -(-record // 4096)
+    return packed.new_empty((-(-packed.shape[0] // max(1, 4096 // record)) * pages * 4096,))
 
 
 __all__ = [
-    "ROW_FILE_MAGIC",
     "RowFileStats",
     "file_close",
     "file_ids",
@@ -235,8 +189,4 @@ __all__ = [
     "file_open",
     "file_pages",
     "file_stats",
-    "name_file",
-    "path_of_file",
-    "renamed_file",
-    "uuid_words",
 ]

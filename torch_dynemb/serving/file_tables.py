@@ -14,6 +14,7 @@ from torch_dynemb._library.finalizers import finalize
 from torch_dynemb.argument_checks import table_number
 from torch_dynemb.ops.columns import Table
 from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.serving.file_names import name_file
 from torch_dynemb.serving.frozen_tables import FrozenTables, copied_index
 from torch_dynemb.serving.missing import CountedTables, note_missing
 from torch_dynemb.serving.row_files import CopiedIndex, RowFolder
@@ -29,7 +30,7 @@ class OpenedFile:
     """A use of a file, which ends with this object. A copy is a use of its own.
 
     Args:
-        file: the tensor of :func:`torch_dynemb.ops.name_file`.
+        file: the tensor that names it.
     """
 
     def __init__(self, file: Tensor) -> None:
@@ -87,9 +88,9 @@ class FileTables(CountedTables):
     def open(self) -> None:
         """Open the file, with its part of the cache."""
         assert self._folder is not None
-        self.file = ops.name_file(
+        self.file = name_file(
             self._written.path,
-            self._written.words,
+            self._written.identity,
             cache_bytes=self._folder.cache_bytes(self._written),
             io=IO_PATHS.index(self._folder.storage.io),
         )
@@ -111,7 +112,8 @@ class FileTables(CountedTables):
             DamagedStoreError: the index is damaged.
         """
         number = table_number("FileTables.ids", self.names, table)
-        return ops.file_ids(self.get_buffer("file"), table=number)
+        count = self.sizes()[self.names[number]]
+        return ops.file_ids(self.get_buffer("file"), table=number, ids=count)
 
     def sizes(self) -> dict[str, int]:
         """Return the number of ids by table name."""

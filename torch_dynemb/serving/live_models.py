@@ -10,6 +10,7 @@ from torch import nn
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.policy.keep import Keep
+from torch_dynemb.serving.file_tables import FileTables
 from torch_dynemb.serving.freeze import freeze
 from torch_dynemb.serving.frozen_modules import FrozenModule
 from torch_dynemb.serving.frozen_tables import FrozenTables
@@ -62,6 +63,11 @@ def live(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"live: model is {described(model)}, expected a torch.nn.Module")
+    if any(isinstance(part, FileTables) for part in model.modules()):
+        raise TypeError(
+            "live: the model has rows in files, which do not change: make it live without "
+            "torch_dynemb.freeze(storage=...), or freeze a new copy for each version"
+        )
     frozen = model if _tables(model) and keep is None else freeze(model, keep=keep)
     _check_names(frozen, headroom)
     memo: dict[int, Any] = {}

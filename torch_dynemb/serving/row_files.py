@@ -7,7 +7,6 @@ complete has none.
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from torch_dynemb.files.tensor_file import as_bytes, raw
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Meta, Table
 from torch_dynemb.ops.serving import LIVE_FORMATS
 from torch_dynemb.rows.read import occupied_slots
+from torch_dynemb.serving.file_names import MAGIC, new_identity
 from torch_dynemb.serving.row_formats import RowKind, stored_rows
 from torch_dynemb.storage.tiers.configs import SSDStore
 from torch_dynemb.table.group import TableGroup
@@ -58,13 +58,13 @@ class WrittenFile(NamedTuple):
 
     Attributes:
         path: of the file.
-        words: its id, two words.
+        identity: its id, two words.
         rows: number of its rows.
         bytes: of the rows, without checksums.
     """
 
     path: Path
-    words: tuple[int, int]
+    identity: tuple[int, ...]
     rows: int
     bytes: int
 
@@ -187,18 +187,21 @@ class _Writer:
                     begin,
                     of_table,
                     int(index.tables[table, Table.SIZE]),
-                ]
+                ],
+                device="cpu",
             )
             rows, total = rows + of_table, total + of_table * size
         index_begin = self._next_page()
         self._write(index.buckets, index_begin)
         blocks = as_bytes(index.buckets).split(_INDEX_BLOCK)
-        sums = torch.tensor([ops.crc32c(block) for block in blocks], dtype=torch.int64)
+        sums = torch.tensor(
+            [ops.crc32c(block) for block in blocks], dtype=torch.int64, device="cpu"
+        )
         sums_begin = self._end
         self._write(sums.to(torch.uint32), sums_begin)
-        identity = ops.uuid_words(uuid.uuid4())
+        identity = new_identity()
         head = [
-            ops.ROW_FILE_MAGIC,
+            MAGIC,
             *identity,
             self._end,
             count,
@@ -206,7 +209,7 @@ class _Writer:
             index.buckets.shape[0],
             sums_begin,
         ]
-        header[:_WORDS] = torch.tensor(head, dtype=torch.int64)
+        header[:_WORDS] = torch.tensor(head, dtype=torch.int64, device="cpu")
         header[words] = ops.crc32c(as_bytes(header[:words].clone()))
         with space_errors(self._path, self._end):
             os.fsync(self._file)

@@ -23,20 +23,20 @@ namespace {
 
 // The rows of all ids of a call.
 struct CallRows {
+  const int64_t* ids;
   std::vector<const char*> row;  // nullptr: missing
   std::unique_ptr<char[]> values;
 };
 
 struct FileSource {
   TableRows rows;
-  const int64_t* ids;  // of the call
-  const CallRows* read_rows;
+  const CallRows* of_call;
 
   int64_t slot_bytes() const { return 0; }
   template <class Sink>
   DYNEMB_INLINE int64_t read(const int64_t* some, int64_t count, char*, Sink& sink) const {
     constexpr int64_t kAtOnce = 64;
-    const char* const* row = read_rows->row.data() + (some - ids);
+    const char* const* row = of_call->row.data() + (some - of_call->ids);
     for (int64_t i = 0; i < count; i += kAtOnce) {
       const int64_t size = std::min(kAtOnce, count - i);
       bool complete = true;
@@ -58,6 +58,7 @@ void read_rows(RowFile& file, const int64_t* meta, const FeatureArgs& features, 
     begins.push_back(bytes);
     bytes += (tile.end - tile.begin) * place_bytes(file.tables()[tile.table]);
   }
+  out.ids = features.ids;
   out.values.reset(new char[static_cast<size_t>(bytes)]);
   out.row.resize(static_cast<size_t>(features.count));
   std::mutex lock;
@@ -106,16 +107,16 @@ std::tuple<Tensor, Tensor> file_lookup(Tensor file, Tensor tables, Tensor meta, 
   for (const auto& [name, tensor] : {std::pair{"tables", &tables}, std::pair{"meta", &meta}}) {
     check_in_host_memory(op, name, *tensor);
     check_layout(op, name, *tensor, ScalarType::Long);
-    DYNEMB_CHECK(tensor->dim() == 2 && tensor->size(1) == kMetaColumns &&
-                     tensor->size(0) == static_cast<int64_t>(rows->tables().size()),
-                 "dynemb::", op, ": ", name, " does not have a row for each of the ",
-                 rows->tables().size(), " tables of ", rows->path());
+    DYNEMB_CHECK(tensor->dim() == 2, "dynemb::", op, ": ", name, " has ", tensor->dim(),
+                 " dimensions, expected 2");
+    check_size(op, name, *tensor, 0, static_cast<int64_t>(rows->tables().size()));
+    check_size(op, name, *tensor, 1, kMetaColumns);
   }
   static_assert(int{kMetaColumns} == int{kTableColumns}, "both have as many columns");
   check_in_host_memory(op, "init_data", init_data);
   check_layout(op, "init_data", init_data, ScalarType::Double);
   const auto* constants = static_cast<const int64_t*>(meta.data_ptr());
-  CallRows read;
+  CallRows read{};
   std::vector<FileSource> sources;
   for (size_t t = 0; t < rows->tables().size(); ++t) {
     const int64_t* of = constants + static_cast<int64_t>(t) * kMetaColumns;
@@ -132,7 +133,7 @@ std::tuple<Tensor, Tensor> file_lookup(Tensor file, Tensor tables, Tensor meta, 
     initial.init_data = static_cast<const double*>(init_data.data_ptr());
     initial.default_begin = of[kMetaDefaultBegin];
     initial.default_count = of[kMetaDefaultCount];
-    sources.push_back({initial, static_cast<const int64_t*>(ids.data_ptr()), &read});
+    sources.push_back({initial, &read});
   }
   const ServeArguments given{tables,         meta,         ids,    offsets, per_sample_weights,
                              feature_tables, feature_dims, pooling};

@@ -10,17 +10,17 @@
 #include <memory>
 #include <thread>
 
-#include "core/index/hash.h"
 #include "cpu/storage/prefetch.h"
 
 namespace dynemb::cpu {
 
 class RowCache {
  public:
-  // At least one set of rows of `row_bytes`.
+  // At least one set of rows of `row_bytes`. Keys are numbers from 0 on, which the sets share
+  // evenly: a cache of all rows keeps all.
   RowCache(int64_t rows, int64_t row_bytes)
       : row_bytes_(row_bytes),
-        sets_((rows > kWays ? rows : kWays) / kWays),
+        sets_(rows > kWays ? (rows + kWays - 1) / kWays : 1),
         set_(new Set[static_cast<size_t>(sets_)]),
         rows_(new char[static_cast<size_t>(sets_ * kWays * row_bytes)]) {}  // taken page by page
 
@@ -31,7 +31,7 @@ class RowCache {
 
   void prefetch(int64_t key) const { prefetch_bytes(reinterpret_cast<char*>(set_of(key)), 128); }
 
-  // Copies a row; false: it is not here. Keys are not negative.
+  // Copies a row; false: it is not here.
   bool copy(int64_t key, char* out) {
     Set& set = *set_of(key);
     const Lock lock(set);
@@ -91,7 +91,7 @@ class RowCache {
   };
 
   Set* set_of(int64_t key) const {
-    return &set_[bucket_of(first_hash(key, 0), sets_)];
+    return &set_[static_cast<size_t>(key) % static_cast<size_t>(sets_)];
   }
   char* row(const Set& set, int way) const {
     return &rows_[static_cast<size_t>(((&set - set_.get()) * kWays + way) * row_bytes_)];

@@ -21,9 +21,7 @@ namespace {
 
 constexpr int64_t kBatchBytes = int64_t{1} << 20;  // of blocks that a call reads at a time
 constexpr int64_t kMostTables = 1 << 16;
-constexpr int64_t kRowBits = 40;  // of a key of the cache
-
-int64_t key_of(const FileRow& row) { return row.table << kRowBits | row.row; }
+constexpr int64_t kMostRows = int64_t{1} << 40;
 
 int open_file(const std::string& op, const std::string& path) {
   // past the page cache, if the file system allows it
@@ -109,7 +107,7 @@ void RowFile::read_header(const std::string& op, RowFileUuid uuid) {
     is_right = table.dim > 0 && table.dim < int64_t{1} << 32 && of[kRowFileStorage] >= 0 &&
                of[kRowFileStorage] <= static_cast<int64_t>(Storage::kFloat8) &&
                table.storage != Storage::kBlockFloat8 && table.rows >= 0 &&
-               table.rows < int64_t{1} << kRowBits && table.bucket_begin >= 0 &&
+               table.rows < kMostRows && table.bucket_begin >= 0 &&
                table.bucket_count > 0 && table.bucket_begin <= buckets &&
                table.bucket_count <= buckets - table.bucket_begin;
     if (!is_right) break;
@@ -130,7 +128,8 @@ void RowFile::read_header(const std::string& op, RowFileUuid uuid) {
 void RowFile::make_caches(const std::string& op, int64_t bytes) {
   std::map<int64_t, int64_t> rows;  // by their bytes
   int64_t total = 0;
-  for (const FileTable& table : tables_) {
+  for (FileTable& table : tables_) {
+    table.first_key = rows[table.row_bytes];
     rows[table.row_bytes] += table.rows;
     total += table.row_bytes * table.rows;
   }
@@ -138,7 +137,7 @@ void RowFile::make_caches(const std::string& op, int64_t bytes) {
   for (const auto& [row_bytes, count] : rows) {
     const auto share = static_cast<double>(row_bytes * count) / static_cast<double>(std::max<int64_t>(1, total));
     const auto fits = static_cast<int64_t>(static_cast<double>(bytes) * share) / row_bytes;
-    const int64_t held = std::min(fits, count + count / 4);  // sets fill unevenly
+    const int64_t held = std::min(fits, count);
     check_available_memory(op.c_str(), RowCache::bytes_of(held, row_bytes));
     caches_.push_back(std::make_unique<RowCache>(held, row_bytes));
     cache[row_bytes] = caches_.back().get();
@@ -220,10 +219,11 @@ void RowFile::take_cached(std::vector<FileRow>& rows) {
   size_t missed = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     if (i + kAhead < rows.size()) {
-      const FileRow& later = rows[i + kAhead];
-      tables_[later.table].cache->prefetch(key_of(later));
+      const FileTable& later = tables_[rows[i + kAhead].table];
+      later.cache->prefetch(later.key(rows[i + kAhead].row));
     }
-    if (!tables_[rows[i].table].cache->copy(key_of(rows[i]), rows[i].to)) rows[missed++] = rows[i];
+    const FileTable& table = tables_[rows[i].table];
+    if (!table.cache->copy(table.key(rows[i].row), rows[i].to)) rows[missed++] = rows[i];
   }
   stats_.hits += static_cast<int64_t>(rows.size() - missed);
   stats_.misses += static_cast<int64_t>(missed);
@@ -279,7 +279,7 @@ void RowFile::read(std::vector<FileRow>& rows) {
             if (wrong.empty()) wrong = std::move(is_wrong);
             continue;
           }
-          table.cache->put(key_of(row), record);
+          table.cache->put(table.key(row.row), record);
         }
         std::memcpy(row.to, record, static_cast<size_t>(table.row_bytes));
       }

@@ -31,6 +31,9 @@ struct FileTable {
   SegmentLayout layout;
   RowCache* cache;  // shared by the tables with rows of so many bytes
 
+  int64_t first_key;  // of its rows in the cache
+
+  int64_t key(int64_t row) const { return first_key + row; }
   int64_t offset(int64_t row) const { return rows_begin + row_offset(layout, row); }
 };
 

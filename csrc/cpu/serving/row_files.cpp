@@ -39,8 +39,9 @@ OpenFiles& open_files() {
 const int64_t* checked_words(const char* op, const Tensor& file) {
   check_in_host_memory(op, "file", file);
   check_words(op, "file", file);
+  check_size(op, "file", file, 0, kNamedMostWords);
   const auto* word = static_cast<const int64_t*>(file.data_ptr());
-  DYNEMB_CHECK(file.numel() == kNamedMostWords && word[kNamedMagic] == kRowFileMagic &&
+  DYNEMB_CHECK(word[kNamedMagic] == kRowFileMagic &&
                    word[kNamedPathBytes] > 0 &&
                    word[kNamedPathBytes] <= (kNamedMostWords - kNamedWords) * 8 &&
                    word[kNamedCacheBytes] >= 0 && word[kNamedIo] >= 0 && word[kNamedIo] < kIoPaths,
@@ -95,33 +96,39 @@ Tensor file_stats(Tensor file) {
   return result;
 }
 
-Tensor file_ids(Tensor file, int64_t table) {
+Tensor file_ids(Tensor file, int64_t table, int64_t ids) {
   const auto rows = opened("file_ids", file, 0);
   const auto tables = static_cast<int64_t>(rows->tables().size());
   DYNEMB_CHECK(table >= 0 && table < tables, "dynemb::file_ids: table is ", table,
                ", expected 0 to ", tables - 1);
   const FileTable& of = rows->tables()[table];
+  DYNEMB_CHECK(ids == of.size, "dynemb::file_ids: ids is ", ids, ", expected ", of.size,
+               ", those of table ", table);
   const int64_t* line = rows->whole_index(table);
-  std::vector<int64_t> ids;
+  Tensor result = empty_cpu({ids}, ScalarType::Long);
+  auto* out = static_cast<int64_t*>(result.data_ptr());
+  int64_t found = 0;
   for (int64_t b = 0; b < of.bucket_count; ++b, line += kBucketWords) {
     for (int64_t slot = 0; slot < kBucketWidth; ++slot) {
-      if (line[kBucketWidth + slot] > 0) ids.push_back(line[slot]);
+      if (line[kBucketWidth + slot] > 0 && found++ < ids) *out++ = line[slot];
     }
   }
-  Tensor result = empty_cpu({static_cast<int64_t>(ids.size())}, ScalarType::Long);
-  if (!ids.empty()) std::memcpy(result.data_ptr(), ids.data(), ids.size() * sizeof(int64_t));
+  DYNEMB_CHECK(found == ids, "dynemb::file_ids: the index of table ", table, " in ", rows->path(),
+               " has ", found, " ids, expected ", ids, kRowFileRemedy, kDamagedStoreError);
   return result;
 }
 
-// Pages of a file with the rows of ids, which begin a page. `rows`: uint8 [n, bytes].
+// Pages of a file with the rows of ids, which begin a page. `packed`: uint8 [n, bytes].
 Tensor file_pages(Tensor ids, Tensor rows) {
   const char* op = "file_pages";
   check_in_host_memory(op, "ids", ids);
   check_words(op, "ids", ids);
-  check_in_host_memory(op, "rows", rows);
-  check_layout(op, "rows", rows, ScalarType::Byte);
-  DYNEMB_CHECK(rows.dim() == 2 && rows.size(0) == ids.numel() && rows.size(1) > 0, "dynemb::", op,
-               ": rows has not one row of bytes for each of the ", ids.numel(), " ids");
+  check_in_host_memory(op, "packed", rows);
+  check_layout(op, "packed", rows, ScalarType::Byte);
+  DYNEMB_CHECK(rows.dim() == 2, "dynemb::", op, ": packed has ", rows.dim(),
+               " dimensions, expected 2");
+  check_size(op, "packed", rows, 0, ids.numel());
+  DYNEMB_CHECK(rows.size(1) > 0, "dynemb::", op, ": packed has rows without bytes");
   const int64_t count = rows.size(0);
   const int64_t row_bytes = rows.size(1);
   const SegmentLayout layout = row_file_layout(row_bytes);

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from torch_dynemb import ops
 from torch_dynemb._version import __version__
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
@@ -31,6 +30,7 @@ from torch_dynemb.nn.features import exports_for_compiled_code
 from torch_dynemb.ops.columns import LiveSlab, Meta
 from torch_dynemb.parts.table_parts import table_name
 from torch_dynemb.policy.keep import Keep
+from torch_dynemb.serving.file_names import path_of
 from torch_dynemb.serving.file_tables import FileTables
 from torch_dynemb.serving.freeze import freeze
 from torch_dynemb.serving.live_models import live, live_tables
@@ -358,7 +358,7 @@ def _add_row_files(folder: Path, frozen: nn.Module) -> dict[str, RowFilePlace]:
         if not isinstance(module, FileTables):
             continue
         place = RowFilePlace(f"tables{len(result)}.rows", module.rows, module.row_bytes)
-        source, target = ops.path_of_file(module.get_buffer("file")), folder / place.file
+        source, target = path_of(module.get_buffer("file")), folder / place.file
         try:
             os.link(source, target)  # the same bytes, on the disk once
         except OSError:  # another file system, or one without links

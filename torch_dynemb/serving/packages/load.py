@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer
 from torch_dynemb.delta_log.follower import Dense, Log, check_dense
 from torch_dynemb.delta_log.reader import sinks_of
@@ -19,6 +18,7 @@ from torch_dynemb.files.checksummed_files import ChecksummedReader
 from torch_dynemb.files.locations import checked_path
 from torch_dynemb.files.tensor_file import StoredTensor
 from torch_dynemb.ops.columns import SERVED_UNLOCKS
+from torch_dynemb.serving.file_names import moved_file
 from torch_dynemb.serving.file_tables import OpenedFile
 from torch_dynemb.serving.packages.code_file import check_code
 from torch_dynemb.serving.packages.following import base_for, follower_of
@@ -186,7 +186,7 @@ def _open_row_files(
         if cache is not None:
             size = cache.part(place.bytes, rows, total)
         tensor = memory.tensors[name]
-        tensor.copy_(ops.renamed_file(tensor, path, size))
+        tensor.copy_(moved_file(tensor, path, size))
         result.append(OpenedFile(tensor))
     return result
 

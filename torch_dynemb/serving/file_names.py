@@ -1,0 +1,76 @@
+"""The tensor that names a file of rows, as ops take it (csrc/cpu/serving/row_files.h)."""
+
+from __future__ import annotations
+
+import os
+import struct
+import uuid
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.ops import IoPath
+
+MAGIC = 0x31656C6966776F72  # kRowFileMagic of csrc/core/serving/row_file.h
+_WORDS = 6  # before the path
+_PATH_BYTES = 4096
+
+
+def new_identity() -> tuple[int, ...]:
+    """Return an id for a new file, two words of int64."""
+    return struct.unpack("<2q", uuid.uuid4().bytes)
+
+
+def name_file(
+    path: str | os.PathLike[str],
+    identity: Sequence[int],
+    *,
+    cache_bytes: int,
+    io: int = IoPath.AUTO,
+) -> Tensor:
+    """Return the tensor that names a file.
+
+    Args:
+        path: of the file, up to 4096 bytes.
+        identity: its id, two words of int64.
+        cache_bytes: of rows in memory.
+        io: how blocks are read, an ``IoPath``.
+
+    Returns:
+        int64 [518].
+
+    Raises:
+        ValueError: the path is longer.
+    """
+    text = os.fsencode(os.path.abspath(path))
+    if len(text) > _PATH_BYTES:
+        raise ValueError(f"the path of a file of rows has {len(text)} bytes, at most {_PATH_BYTES}")
+    head = struct.pack("<6q", MAGIC, *identity, cache_bytes, int(io), len(text))
+    whole = bytearray(head + text.ljust(_PATH_BYTES, b"\0"))
+    return torch.frombuffer(whole, dtype=torch.int64)
+
+
+def moved_file(
+    file: Tensor, path: str | os.PathLike[str], cache_bytes: int | None = None
+) -> Tensor:
+    """Return the tensor of a file that lies elsewhere now, or gets another cache.
+
+    Args:
+        file: the tensor that named it.
+        path: of the file.
+        cache_bytes: of rows in memory; None: as before.
+    """
+    _, *identity, cache, io, _ = file[:_WORDS].tolist()
+    size = cache if cache_bytes is None else cache_bytes
+    return name_file(path, identity, cache_bytes=size, io=io)
+
+
+def path_of(file: Tensor) -> str:
+    """Return the path in the tensor that names a file."""
+    words = file.tolist()
+    text = struct.pack(f"<{len(words) - _WORDS}q", *words[_WORDS:])
+    return os.fsdecode(text[: words[_WORDS - 1]])
+
+
+__all__ = ["MAGIC", "moved_file", "name_file", "new_identity", "path_of"]
