@@ -100,9 +100,7 @@ class SharedConstants(ConstantMemory):
             fixed = mmap.MAP_PRIVATE | _MAP_FIXED
             _mapped(self._first + dense, size - dense, both, fixed, file, begin + dense)
         self.tensors = {
-            name: tensor_at(
-                self._first + at, StoredTensor(getattr(torch, dtype), tuple(shape), at)
-            )
+            name: tensor_at(self._first + at, StoredTensor(getattr(torch, dtype), tuple(shape), at))
             for name, (dtype, shape, at) in layout.tensors.items()
         }
 
