@@ -131,12 +131,10 @@ def test_processes_read_the_updates_of_one(
         train(model, 5, dense=True)
         publish(publisher)
         with serving.load(path, shared_memory=place, follow=tmp_path / "log", dense=dense) as new:
-            assert next.sequence == 4
-            assert next.follower.update() == 1  # not those before, and the row of apply() stays
-            assert (
-                rows_of(late, torch.tensor([7])).tolist()
-                == rows_of(next, torch.tensor([7])).tolist()
-            )
+            assert new.sequence == 4
+            assert rows_of(new, torch.tensor([7])).tolist() == [[5.0] * 8]
+            assert new.follower.update() == 1
+            assert torch.equal(pooled(late), pooled(new))
             assert early.sequence == 5
             assert early.dense_behind == (0 if follows else 5)
     assert not list(place.iterdir())
@@ -161,7 +159,7 @@ def test_damaged_files_are_errors(live_package: Package, place: Path) -> None:
         (folder / "constants").write_bytes(content)
         with pytest.raises(DamagedFileError, match=r"constants: .*remove the file, and load again"):
             serving.load(path, shared_memory=place)
-        # the file of a process that was killed, until somebody removes it
+        # the file of a process that was killed, as a user removes it
         (folder / "constants").unlink(missing_ok=True)
         with serving.load(path, shared_memory=place) as served:
             assert served.run(*INPUTS)
@@ -273,10 +271,10 @@ def test_a_run_that_does_not_end_is_named(
     pinned = os.pipe()
 
     def stop_in_a_run() -> None:
-        with serving.load(live_package.path, shared_memory=place) as served:
-            with versions_of(served).reading():
-                os.write(pinned[1], b".")
-                signal.pause()
+        served = serving.load(live_package.path, shared_memory=place)
+        with versions_of(served).reading():
+            os.write(pinned[1], b".")
+            signal.pause()
 
     with serving.load(live_package.path, shared_memory=place, follow=tmp_path / "log") as writer:
         reader = forked(stop_in_a_run)

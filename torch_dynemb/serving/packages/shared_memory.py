@@ -1,7 +1,9 @@
 """A file with the constants of a package that several processes map, so that memory has them once.
 
     magic 8 | bytes of the description 4 | crc32c of it 4 | description, JSON | zeros to a page
-    state   a page of int64: which copy runs, whether a change has begun, position of each copy
+
+    state   a page of int64: the copy that runs, whether a change has begun, position of each copy
+
     copy    tables | zeros to a page | dense state | zeros to a page, once or twice
 
 The file is made under another name and renamed, so it is complete. Afterwards the writer alone
@@ -54,7 +56,7 @@ class SharedPosition(NamedTuple):
     Attributes:
         sequence: number of its last commit; None: its rows are those of the base.
         rank, chain: of a batch of this commit, see ``PackageBase``.
-        dense_behind: commits whose changes of the dense state it lacks.
+        dense_behind: number of commits that it lacks the dense state of.
         committed_at: ``time.monotonic_ns()`` when the commit was applied; 0: at the export.
     """
 

@@ -47,7 +47,7 @@ class SharedVersions(Versions):
     Raises:
         InUseError: another process is the writer.
         DamagedFileError: a file is damaged.
-        DiskFullError, HostMemoryError: there is no room.
+        DiskFullError, HostMemoryError: the constants do not fit.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class SharedVersions(Versions):
         self._file.set_position(number, SharedPosition(sequence, rank, chain, behind, at))
 
     def _in_child(self) -> None:
-        """Become a reader of its own after a fork."""
+        """Make this a reader of its own after a fork."""
         self._ended, self._changing = threading.Condition(), threading.Lock()
         if self._writer is not None:
             self._unlock.detach()

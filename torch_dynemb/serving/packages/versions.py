@@ -19,7 +19,7 @@ class ServedPosition(NamedTuple):
 
     Attributes:
         sequence: number of the last commit; None: the rows are those of the base.
-        dense_behind: commits whose changes of the dense state are left out.
+        dense_behind: number of commits that were applied without their dense state.
         age: seconds since the last commit was applied; None: there was none since the export.
         follows_dense: whether commits change the dense state.
     """
