@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -10,12 +11,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+_PR_SET_PDEATHSIG = 1
+
 
 def forked(work: Callable[[], object]) -> int:
-    """Return the pid of a process that works and then ends."""
+    """Return the pid of a process that works and then ends, at the latest with this one."""
     pid = os.fork()
     if pid == 0:
         try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             work()
             os._exit(0)
         except BaseException:

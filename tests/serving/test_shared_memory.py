@@ -259,6 +259,48 @@ def test_processes_that_start_together_read_the_package_once(
     assert not list(place.iterdir())
 
 
+def mapped(pid: int, file: Path) -> dict[str, int]:
+    """KiB of a file that a process maps, by name in /proc/PID/smaps; all of its mappings."""
+    counts = dict.fromkeys(("Size", "Rss", "Pss", "Private_Dirty"), 0)
+    inside = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if "-" in name.partition(" ")[0]:
+            inside = line.endswith(f" {file}")
+        elif inside and name in counts:
+            counts[name] += int(value.split()[0])
+    return counts
+
+
+def test_memory_has_the_tables_once(package: Package, place: Path) -> None:
+    touched, go_on = os.pipe(), os.pipe()
+
+    def read_all() -> None:
+        with serving.load(package.path, shared_memory=place) as served:
+            (copy,) = versions_of(served)._file.copies
+            assert sum(float(of.sum()) for of in copy.tensors.values() if of.numel()) != 0
+            os.write(touched[1], b".")
+            os.read(go_on[0], 1)
+
+    readers = [forked(read_all) for _ in range(3)]
+    try:
+        for _ in readers:
+            assert os.read(touched[0], 1) == b"."
+        size = constants(place).stat().st_size / 1024
+        counts = [mapped(reader, constants(place)) for reader in readers]
+    finally:
+        for reader in readers:
+            os.kill(reader, signal.SIGKILL)
+            assert ended(reader) == -signal.SIGKILL
+    assert size > 3000
+    for count in counts:
+        assert count["Rss"] > 0.9 * size
+        assert count["Private_Dirty"] == 0
+    assert sum(count["Pss"] for count in counts) < 1.01 * size
+    for end in (*touched, *go_on):
+        os.close(end)
+
+
 def test_a_run_that_does_not_end_is_named(
     live_package: Package, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,8 @@ from torch_dynemb.serving.packages.shared_folder import SharedFolder, release, r
 _MAGIC = b"dynembSM"
 _HEAD = struct.Struct("<8sII")
 _PAGE = mmap.PAGESIZE
+_HUGE_PAGE = 2 << 20  # of file systems that are mounted with huge=always
+_HUGE_PAGES_FROM = 64 << 20  # of a copy; below, what is rounded up would be much of it
 _ACTIVE, _CHANGING = 0, 1  # words of the state
 _FIRST_POSITION, _POSITION_WORDS = 8, 8  # of a copy
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -146,7 +148,7 @@ class SharedFile:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         page = mmap.mmap(file, _PAGE, mmap.MAP_SHARED, protection, offset=begin)
         self._words = memoryview(page).cast("q")
-        begin += _PAGE
+        begin = _file_bytes(begin, layout._replace(copies=0))
         self.copies = [
             SharedConstants(
                 file, begin + number * layout.copy_bytes, layout, writable=writable, draft=draft
@@ -191,7 +193,7 @@ class SharedFile:
         tensors: dict[str, tuple[str, list[int], int]] = {}
         dense_begin = _place(tensors, stored, stored.keys() - dense, 0)
         size = _place(tensors, stored, dense, dense_begin)
-        layout = _Layout(copies, max(size, _PAGE), dense_begin, tensors)
+        layout = _Layout(copies, _whole(max(size, _PAGE)), dense_begin, tensors)
         text = json.dumps(layout._asdict()).encode()
         head = _HEAD.pack(_MAGIC, len(text), checksum_of_bytes(text)) + text
         whole = _file_bytes(len(head), layout)
@@ -312,8 +314,17 @@ def _pages(size: int) -> int:
     return -(-size // _PAGE) * _PAGE
 
 
+def _whole(size: int) -> int:
+    """Round the size of a copy to huge pages, if it is large."""
+    return size if size < _HUGE_PAGES_FROM else -(-size // _HUGE_PAGE) * _HUGE_PAGE
+
+
 def _file_bytes(head: int, layout: _Layout) -> int:
-    return _pages(head) + _PAGE + layout.copies * layout.copy_bytes
+    """Return the size of a file; without copies, the offset of the first one."""
+    first = _pages(head) + _PAGE
+    if layout.copy_bytes >= _HUGE_PAGES_FROM:
+        first = -(-first // _HUGE_PAGE) * _HUGE_PAGE
+    return first + layout.copies * layout.copy_bytes
 
 
 def _layout_of(path: Path, file: int) -> tuple[_Layout, int]:
