@@ -197,7 +197,7 @@ def small_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_full_disk_is_an_error(package: Package, place: Path) -> None:
@@ -444,9 +444,8 @@ def test_a_writer_that_is_killed_at_any_line(
     live_package: Package, place: Path, tmp_path: Path, dense: Dense
 ) -> None:
     commits = Commits(live_package, tmp_path)
-    lines = range(1 + os.getpid() % 16, 10_000, 16)  # in time all of them
     killed = 0
-    for line in lines:
+    for line in range(1, 10_000, 13):  # once it was each line
         if not check_kill(live_package, commits, place, dense, line):
             break
         killed += 1
@@ -469,7 +468,7 @@ def test_a_writer_that_is_killed_at_any_time(
                 writer.apply(U, ids, torch.full((HEADROOM, 8), float(value)))
                 writer.erase(U, ids[value % 7 :: 7])
 
-    torch.manual_seed(os.getpid())
+    torch.manual_seed(0)
     seen = 0
     with serving.load(path, shared_memory=place) as reader:
         missing = rows_of(reader, ids)
