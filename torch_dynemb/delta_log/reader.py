@@ -65,6 +65,7 @@ class LogReader:
     Attributes:
         sequence: number of the last commit that was read; None if the base was not found yet,
             because nothing is written.
+        chains: chains after that commit, by rank, as far as they are known.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class LogReader:
     ) -> None:
         self._find_sinks, self._sinks = sinks, list[DeltaSink]()
         self._base, self.sequence = base, sequence
-        self._chains = dict(chains or {})
+        self.chains = dict(chains or {})
 
     def read(self, until: int | None = None) -> Iterator[list[Batch]]:
         """Iterate over commits: the batches of all ranks, as far as all have written them.
@@ -117,7 +118,7 @@ class LogReader:
         Args:
             batches: batches of the commit, from :meth:`read`.
         """
-        self._chains = {rank: batch.chain for rank, batch in enumerate(batches)}
+        self.chains = {rank: batch.chain for rank, batch in enumerate(batches)}
         self.sequence = batches[0].head.sequence
 
     def _following(self, rank: int, batch: Batch) -> Batch:
@@ -135,7 +136,7 @@ class LogReader:
                 f"is {head.sequence}: those between were dropped or lost. Load the newest "
                 "base, or one that DeltaLog.save writes now, and follow from there"
             )
-        if head.previous != self._chains.get(rank, head.previous):
+        if head.previous != self.chains.get(rank, head.previous):
             raise NewBaseNeededError(
                 f"delta log: commit {head.sequence} does not follow commit {self.sequence} as it "
                 "was read: the log was rolled back and continued, or it is another log. "
@@ -149,7 +150,7 @@ class LogReader:
             return
         for rank, sink in enumerate(self._sinks):
             chain = chain_after(sink, self.sequence)
-            if chain is None or chain != self._chains.get(rank, chain):
+            if chain is None or chain != self.chains.get(rank, chain):
                 raise NewBaseNeededError(
                     f"delta log: commit {self.sequence} was read last, but it was removed "
                     "or replaced: the log was rolled back. Load the base, and follow from "

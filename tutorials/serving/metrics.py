@@ -85,16 +85,16 @@ class _ModelState(Collector):
             for name, count in self._model.missing.items():
                 missing.add_metric([name], count)
             yield missing
-        if self._follower is None:
-            return
-        yield GaugeMetricFamily(
-            "dynemb_following", "1 while commits are taken, else 0", 1 - self._stopped()
-        )
-        if self._follower.sequence is not None:
+        if self._follower is not None:
             yield GaugeMetricFamily(
-                "dynemb_commit_sequence", "Number of the last commit", self._follower.sequence
+                "dynemb_following", "1 while commits are taken, else 0", 1 - self._stopped()
             )
-        age = self._follower.commit_age
+        # with --shared-memory another process may take them
+        if self._model.sequence is not None:
+            yield GaugeMetricFamily(
+                "dynemb_commit_sequence", "Number of the last commit", self._model.sequence
+            )
+        age = self._model.commit_age
         if age is not None:
             yield GaugeMetricFamily(
                 "dynemb_commit_age_seconds", "Time since the last commit was taken", age

@@ -1,6 +1,7 @@
 """An HTTP server of one model (pip install fastapi uvicorn prometheus-client).
 
 python -m tutorials.serving.server PACKAGE [--port 8000] [--follow LOG [--dense keep]]
+    [--shared-memory DIR]
     [--request-bytes N] [--pending-bytes N] [--connections N] [--timeout SECONDS]
 
     POST /run   {"inputs": {"user": [[1], [2]], "item": [[3], [4]]}}  ->  {"version", "outputs"}
@@ -255,6 +256,7 @@ def main() -> None:
         default="follow",
         help="keep: the dense part stays that of the package, in half of the memory",
     )
+    parser.add_argument("--shared-memory", help="directory to share tables in, such as /dev/shm")
     for limit, otherwise in Limits()._asdict().items():
         flag = f"--{limit.replace('_', '-')}"
         parser.add_argument(flag, type=_positive, default=otherwise, help="(default: %(default)s)")
@@ -271,6 +273,7 @@ def main() -> None:
         runners=os.cpu_count() or 1,
         follow=options.follow,
         dense=options.dense,
+        shared_memory=options.shared_memory,
     )
     follower = None if options.follow is None else model.follower
     if follower is not None:

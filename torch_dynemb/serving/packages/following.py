@@ -62,29 +62,37 @@ class _FollowingPackage(WholeTarget):
 
 
 def follower_of(
-    folder: Path,
+    reader: LogReader,
+    base: PackageBase,
     manifest: PackageManifest,
-    log: Log,
     dense: Dense,
     versions: Callable[[], Versions],
 ) -> Follower:
     """Return the follower that applies the commits of a log to a loaded package.
 
     Args:
-        folder: of the package.
+        reader: of the log.
+        base: of the package.
         manifest: of the package.
-        log: as in :func:`torch_dynemb.delta_log.follow`.
         dense: treatment of the dense state, as in :func:`torch_dynemb.delta_log.follow`.
         versions: returns the copies that the commits change.
+    """
+    return Follower(reader, _FollowingPackage(base, manifest, versions), dense=dense)
+
+
+def reader_of(log: Log, base: PackageBase) -> LogReader:
+    """Return a reader of a log from the position of a package on.
+
+    Args:
+        log: as in :func:`torch_dynemb.delta_log.follow`.
+        base: of the package.
 
     Raises:
         TypeError: ``log`` is not a log.
     """
-    base = base_for(folder, manifest)
     chains = {} if base.sequence is None else {base.rank: base.chain}
     uuid = base.uuid if base.sequence is None else None
-    reader = LogReader(sinks_of(log), base=uuid, sequence=base.sequence, chains=chains)
-    return Follower(reader, _FollowingPackage(base, manifest, versions), dense=dense)
+    return LogReader(sinks_of(log), base=uuid, sequence=base.sequence, chains=chains)
 
 
 def base_for(folder: Path, manifest: PackageManifest) -> PackageBase:
@@ -107,4 +115,4 @@ def base_for(folder: Path, manifest: PackageManifest) -> PackageBase:
     return manifest.base
 
 
-__all__ = ["base_for", "follower_of"]
+__all__ = ["base_for", "follower_of", "reader_of"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from torch_dynemb.ops.columns import SERVED_UNLOCKS
 from torch_dynemb.serving.file_names import moved_file
 from torch_dynemb.serving.file_tables import OpenedFile
 from torch_dynemb.serving.packages.code_file import check_code
-from torch_dynemb.serving.packages.following import base_for, follower_of
+from torch_dynemb.serving.packages.following import base_for, follower_of, reader_of
 from torch_dynemb.serving.packages.live_package import LivePackage, with_headroom
 from torch_dynemb.serving.packages.loaded import Loaded, Loader
 from torch_dynemb.serving.packages.manifest import (
@@ -39,6 +39,7 @@ from torch_dynemb.serving.packages.platform import (
     wrong_op,
 )
 from torch_dynemb.serving.packages.served_model import ServedModel
+from torch_dynemb.serving.packages.shared_versions import SharedVersions
 from torch_dynemb.serving.packages.versions import Versions
 from torch_dynemb.storage.tiers.cache_size import CacheSize, parse_cache
 
@@ -54,6 +55,7 @@ def load(
     follow: Log | None = None,
     dense: Dense = "follow",
     cache: int | float | str | None = None,
+    shared_memory: str | os.PathLike[str] | None = None,
 ) -> ServedModel:
     """Load a package written by :func:`torch_dynemb.serving.export`.
 
@@ -78,20 +80,31 @@ def load(
         cache: for packages with rows in files: rows in memory, as in
             :class:`torch_dynemb.SSDStore`; None: as much as in the model that was exported. A
             process opens a file once: models that share it share the cache of the first.
+        shared_memory: directory in which processes of this machine share the tables, such as
+            ``"/dev/shm"``; None: they are this process's own. The first process reads the package
+            into a file there, and the others map it. Give ``follow`` to one of them: the others
+            read its updates, in the way that its ``dense`` chooses. The file, with the whole
+            headroom, takes its space at once. The last process that ends removes it; after kills,
+            the next one that starts here uses or removes it.
 
     Returns:
         The model, ready to run.
 
     Raises:
-        FileNotFoundError: the package is missing.
+        FileNotFoundError: the package or the directory for ``shared_memory`` is missing.
         DamagedFileError: a file is missing or damaged.
         TypeError: ``follow`` is not a log.
         ValueError: ``dense`` is unknown; or ``cache`` is wrong, or is given, and the package has
             all rows in memory; or ``follow`` is given, and the package was exported
-            without ``headroom=`` or without ``base=``.
+            without ``headroom=`` or without ``base=``; or ``shared_memory`` is given for a package
+            of a GPU.
+        InUseError: with ``shared_memory``, another process follows a log already.
+        NewBaseNeededError: a process that followed was killed within a change, and the log does
+            not lead from the package to the rows that others have read.
         UnsupportedFormatError: the package was made for another version of torch or of this
             library, for another processor, or for a missing device.
         HostMemoryError: the tables do not fit in memory.
+        DiskFullError: the tables do not fit in ``shared_memory``.
 
     Example:
         >>> import torch_dynemb as td
@@ -105,8 +118,8 @@ def load(
     manifest = read_package_manifest(folder)
     _check_platform(folder, manifest)
     check_dense("serving.load", dense)
+    base = None if follow is None else base_for(folder, manifest)
     if follow is not None:
-        base_for(folder, manifest)
         sinks_of(follow)
     size = None if cache is None else parse_cache("serving.load", cache)
     if size is not None and not manifest.row_files:
@@ -116,28 +129,78 @@ def load(
         )
     check_code(folder / CODE, manifest.files[CODE])
     copies = 2 if follow is not None and dense == "follow" else 1
-    versions = Versions([_loaded(folder, manifest, runners, size) for _ in range(copies)])
-    if follow is None:
+    ready = partial(_loaded, folder, manifest, runners)
+    versions: Versions
+    if shared_memory is None:
+        versions = Versions(
+            [ready(_read_constants(folder, manifest, cache=size)) for _ in range(copies)]
+        )
+    else:
+        versions = SharedVersions(
+            _shared_place(shared_memory, manifest),
+            manifest,
+            partial(_fill_shared, folder, manifest, size),
+            partial(ready, shared=True),
+            None if follow is None else copies,
+        )
+        start = versions.start
+        if base is not None and start.sequence is not None:
+            base = base._replace(sequence=start.sequence, rank=start.rank, chain=start.chain)
+    if base is None or follow is None:
         return ServedModel(manifest, versions)
-    return ServedModel(manifest, versions, partial(follower_of, folder, manifest, follow, dense))
+    reader = reader_of(follow, base)
+    model = ServedModel(manifest, versions, partial(follower_of, reader, base, manifest, dense))
+    if isinstance(versions, SharedVersions):
+        versions.follow(reader, model.follower)
+    return model
+
+
+def _shared_place(given: str | os.PathLike[str], manifest: PackageManifest) -> Path:
+    place = checked_path("serving.load: shared_memory", given)
+    if manifest.device != "cpu":
+        raise ValueError(
+            f"serving.load: shared_memory is {given!r}, but the package is for {manifest.device}, "
+            "where each process has tables of its own: leave it out"
+        )
+    if not place.is_dir():
+        raise FileNotFoundError(
+            f"serving.load: shared_memory is {given!r}, which is not a directory: give one in "
+            "memory, such as /dev/shm"
+        )
+    return place
+
+
+def _fill_shared(
+    folder: Path,
+    manifest: PackageManifest,
+    cache: CacheSize | None,
+    make: Callable[[dict[str, StoredTensor]], ConstantMemory],
+) -> None:
+    """Read a package into memory of several processes, any of which may have several runners."""
+    _unlock_lookups(_read_constants(folder, manifest, make, cache=cache), manifest)
 
 
 def _loaded(
-    folder: Path, manifest: PackageManifest, runners: int, cache: CacheSize | None
+    folder: Path,
+    manifest: PackageManifest,
+    runners: int,
+    memory: ConstantMemory,
+    *,
+    shared: bool = False,
 ) -> Loaded:
-    """Load one copy of a package, ready to run.
+    """Give one copy of the constants to the compiled code, ready to run.
 
     Raises:
         DamagedFileError: a file is damaged.
-        HostMemoryError: the tables do not fit in memory.
     """
-    memory = _read_constants(folder, manifest)
-    opened = _open_row_files(folder, manifest, memory, cache)
+    opened = [OpenedFile(memory.tensors[name]) for name in manifest.row_files]
     live = LivePackage(manifest.live, memory)
     idle = _idle[manifest.uuid, runners]
     try:
         loader = idle.pop()
     except IndexError:
+        if shared:  # this may be long after the load
+            check_code(folder / CODE, manifest.files[CODE])
         loader = Loader(str(folder / CODE), "model", False, runners, -1)
     asked = set(loader.get_constant_fqns())
     # updates need some tensors that runs do not
@@ -156,25 +219,24 @@ def _loaded(
         # the code keeps addresses of the tensors, and references that it never releases; these
         # tensors do not own memory
         loader.load_constants(constants, False, True, True)
-        if runners > 1:
+        if runners > 1 and not shared:
             _unlock_lookups(memory, manifest)
-        return Loaded(loader, memory, live, dense, idle, runners, opened)
+        unlocks = shared or runners > 1
+        return Loaded(loader, memory, live, dense, idle, runners, unlocks, opened)
     device = torch.device(manifest.device)
     copies = {name: tensor.to(device) for name, tensor in constants.items()}
     loader.load_constants(copies, False, True, False)  # into memory that the code owns
-    return Loaded(loader, None, live, {}, idle, runners)
+    return Loaded(loader, None, live, {}, idle, runners, False)
 
 
-def _open_row_files(
+def _place_row_files(
     folder: Path, manifest: PackageManifest, memory: ConstantMemory, cache: CacheSize | None
-) -> list[OpenedFile]:
-    """Open the files of rows, and put their places into the tensors that name them.
+) -> None:
+    """Put the places of files with rows into the tensors that name them.
 
     Raises:
-        DamagedFileError: a file is missing, damaged, or of another package.
-        HostMemoryError: the cache does not fit in memory.
+        DamagedFileError: a file is missing.
     """
-    result = []
     rows = sum(place.rows for place in manifest.row_files.values())
     total = sum(place.bytes for place in manifest.row_files.values())
     for name, place in manifest.row_files.items():
@@ -185,10 +247,7 @@ def _open_row_files(
             )
         if cache is not None:
             size = cache.part(place.bytes, rows, total)
-        tensor = memory.tensors[name]
-        tensor.copy_(moved_file(tensor, path, size))
-        result.append(OpenedFile(tensor))
-    return result
+        memory.tensors[name].copy_(moved_file(memory.tensors[name], path, size))
 
 
 def _unlock_lookups(memory: ConstantMemory, manifest: PackageManifest) -> None:
@@ -232,8 +291,20 @@ def _check_platform(folder: Path, manifest: PackageManifest) -> None:
         )
 
 
-def _read_constants(folder: Path, manifest: PackageManifest) -> ConstantMemory:
+def _read_constants(
+    folder: Path,
+    manifest: PackageManifest,
+    make: Callable[[dict[str, StoredTensor]], ConstantMemory] = ConstantMemory,
+    *,
+    cache: CacheSize | None,
+) -> ConstantMemory:
     """Read the tensors of a package into memory, and compare all checksums.
+
+    Args:
+        folder: of the package.
+        manifest: of the package.
+        make: makes memory for tensors of given dtypes and shapes.
+        cache: of rows in files; None: as it was exported.
 
     Raises:
         DamagedFileError: a file is damaged.
@@ -243,7 +314,7 @@ def _read_constants(folder: Path, manifest: PackageManifest) -> ConstantMemory:
         for file in (TABLES, DENSE):
             readers[file] = ChecksummedReader(folder / file, manifest.files[file])
         stored = _stored(readers, manifest.constants, folder)
-        memory = ConstantMemory(with_headroom(manifest.live, stored))
+        memory = make(with_headroom(manifest.live, stored))
         for file, reader in readers.items():
             # in the order of the file, so that each block is read once
             for name, section in sorted(reader.tensors.items(), key=lambda item: item[1].begin):
@@ -253,6 +324,7 @@ def _read_constants(folder: Path, manifest: PackageManifest) -> ConstantMemory:
                         name, 0, tensor[: section.shape[0]] if section.shape else tensor.reshape(1)
                     )
             reader.finish()
+        _place_row_files(folder, manifest, memory, cache)
         return memory
     finally:
         for reader in readers.values():

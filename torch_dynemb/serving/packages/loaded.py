@@ -28,11 +28,12 @@ class Loaded:
         dense: tensors of the dense state, by name.
         idle: list that the loader returns to when it is freed.
         runners: how many threads the loader runs at the same time.
+        unlocks: whether lookups release Python's lock.
         opened: uses of the files of its rows.
 
     Attributes:
-        running: entered by each run. With several runners, lookups release Python's lock. A further
-            thread must wait here: in the loader it would keep the lock, which the others need.
+        running: entered by each run. If lookups release Python's lock, a further thread must wait
+            here: in the loader it would keep the lock, which the others need.
     """
 
     def __init__(
@@ -43,12 +44,13 @@ class Loaded:
         dense: dict[str, Tensor],
         idle: list[Loader],
         runners: int,
+        unlocks: bool,
         opened: Sequence[OpenedFile] = (),
     ) -> None:
         self.opened = opened
         self.loader, self.memory, self.live, self.dense = loader, memory, live, dense
         self.running: AbstractContextManager[object] = (
-            nullcontext() if runners == 1 else threading.Semaphore(runners)
+            threading.Semaphore(runners) if unlocks else nullcontext()
         )
         weakref.finalize(self, idle.append, loader).atexit = False
 

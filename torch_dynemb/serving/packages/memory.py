@@ -50,16 +50,16 @@ class ConstantMemory:
                 flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
             )
         except OSError as error:
-            raise _too_large(size, f"the system has no memory ({error})") from error
+            raise too_large(size, f"the system has no memory ({error})") from error
         if size > (free := ops.available_memory()):  # pages are taken when they are touched
-            raise _too_large(size, f"{free} bytes of memory are free")
+            raise too_large(size, f"{free} bytes of memory are free")
         first = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
         if huge:
             self._pages.madvise(mmap.MADV_HUGEPAGE)
             first = -(-first // _HUGE_PAGE) * _HUGE_PAGE
         self._first, self._end = first, first + size
         self.tensors = {
-            name: _tensor_at(first + begins[name], stored) for name, stored in tensors.items()
+            name: tensor_at(first + begins[name], stored) for name, stored in tensors.items()
         }
 
     def has(self, tensor: Tensor) -> bool:
@@ -67,14 +67,14 @@ class ConstantMemory:
         return self._first <= tensor.data_ptr() < self._end
 
 
-def _too_large(size: int, why: str) -> HostMemoryError:
+def too_large(size: int, why: str) -> HostMemoryError:
     return HostMemoryError(
         f"serving.load: the constants take {size} bytes, but {why}: close other models, serve on a "
         "machine with more memory, or export with less headroom"
     )
 
 
-def _tensor_at(address: int, stored: StoredTensor) -> Tensor:
+def tensor_at(address: int, stored: StoredTensor) -> Tensor:
     """Make a tensor on memory that it does not own."""
     if stored.bytes == 0:
         return torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
@@ -82,4 +82,4 @@ def _tensor_at(address: int, stored: StoredTensor) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8).view(stored.dtype).reshape(stored.shape)
 
 
-__all__ = ["ALIGNMENT", "ConstantMemory"]
+__all__ = ["ALIGNMENT", "ConstantMemory", "tensor_at", "too_large"]

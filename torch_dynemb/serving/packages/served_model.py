@@ -20,7 +20,7 @@ from torch_dynemb.serving.packages.inputs import Input, InputChecks, shape_text
 from torch_dynemb.serving.packages.live_package import LiveStats
 from torch_dynemb.serving.packages.manifest import PackageManifest, ServedTable
 from torch_dynemb.serving.packages.structure import Structure
-from torch_dynemb.serving.packages.versions import Versions
+from torch_dynemb.serving.packages.versions import ServedPosition, Versions
 
 
 class ServedModel:
@@ -200,6 +200,8 @@ class ServedModel:
 
         None: the rows are those of the base checkpoint, or the package has no base.
         """
+        if (shared := self._shared) is not None:
+            return shared.sequence
         if self._follower is not None:
             return self._follower.sequence
         return None if self._base is None else self._base.sequence
@@ -211,17 +213,38 @@ class ServedModel:
         This is the version of the export, whatever rows are updated. A model that follows a delta
         log with its dense state appends the number of the commit, such as ``"monday+17"``.
         """
-        if self._follower is None or self._follower.dense == "keep" or self.sequence is None:
-            return self.version
-        return f"{self.version}+{self.sequence}"
+        shared = self._shared
+        keeps = self._follower is None or self._follower.dense == "keep"
+        if shared is not None:
+            keeps = not shared.follows_dense
+        sequence = self.sequence if shared is None else shared.sequence
+        return self.version if keeps or sequence is None else f"{self.version}+{sequence}"
+
+    @property
+    def commit_age(self) -> float | None:
+        """Seconds since the last commit of the delta log was applied; None if there was none.
+
+        With ``shared_memory=`` any process may have applied it. More than the trainer's interval
+        means that the trainer, or the process that follows, has stopped.
+        """
+        if (shared := self._shared) is not None:
+            return shared.age
+        return None if self._follower is None else self._follower.commit_age
 
     @property
     def dense_behind(self) -> int:
         """Number of commits applied without their changes of the dense state; 0: it is current.
 
-        It is 0 except with ``dense="keep"`` of :func:`load`.
+        It is 0 except with ``dense="keep"`` of :func:`load`, there or in the process that follows.
         """
+        if (shared := self._shared) is not None:
+            return shared.dense_behind
         return 0 if self._follower is None else self._follower.dense_behind
+
+    @property
+    def _shared(self) -> ServedPosition | None:
+        """Position of tables that several processes share."""
+        return None if self._versions is None else self._versions.position()
 
     @property
     def missing(self) -> dict[str, int]:

@@ -5,13 +5,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch_dynemb.delta_log.targets import nothing
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.serving.packages.loaded import Loaded
 
 Result = TypeVar("Result")
+
+
+class ServedPosition(NamedTuple):
+    """Position in a delta log of tables that another process may change.
+
+    Attributes:
+        sequence: number of the last commit; None: the rows are those of the base.
+        dense_behind: number of commits that were applied without their dense state.
+        age: seconds since the last commit was applied; None: there was none since the export.
+        follows_dense: whether commits change the dense state.
+    """
+
+    sequence: int | None
+    dense_behind: int
+    age: float | None
+    follows_dense: bool
 
 
 class Versions:
@@ -34,6 +50,10 @@ class Versions:
         # nothing waits for the runs of a single copy
         self._only = nullcontext(self._copies[0]) if len(self._copies) == 1 else None
         self._behind: Callable[[Loaded], object] | None = None  # change that the other copy lacks
+
+    def position(self) -> ServedPosition | None:
+        """Return the position in a delta log; None: a follower of this process has it."""
+        return None
 
     def reading(self) -> AbstractContextManager[Loaded]:
         """Yield the copy that runs read now; with two copies it does not change meanwhile."""
@@ -90,4 +110,4 @@ class Versions:
             return result
 
 
-__all__ = ["Versions"]
+__all__ = ["ServedPosition", "Versions"]
