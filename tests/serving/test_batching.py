@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from http_lifecycle import wait_for
-from torch import Tensor
+from http_server import PYTHON_SERVER, ROOT, environment, running
+from protocol_checks import metrics_of
+from quick_packages import QUICK
+from torch import Tensor, nn
+from torch._inductor import config
+from torch.export import Dim
 
+import torch_dynemb as td
 from torch_dynemb import serving
 from tutorials.serving.batching import Batches
+from tutorials.serving.client import Client, RefusedError
+
+if TYPE_CHECKING:
+    from conftest import Package
 
 pytestmark = pytest.mark.cpu_only("packages are compiled for the CPU")
 
@@ -182,3 +194,59 @@ def test_packages_without_a_batch_are_refused() -> None:
     model.outputs = [tensor("rows", torch.float32, *both)]
     with pytest.raises(ValueError, match=r"sizes \['batch', 'length'\] in common"):
         batches_of(model)
+
+
+class Scored(nn.Module):
+    """Pooled rows, and a dense layer behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = td.DynamicEmbeddingBag(8, mode="sum", name="ads", optimizer=td.SGD(lr=0.1))
+        self.top = nn.Linear(8, 1)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        pooled = self.bag(ids)
+        return pooled, self.top(pooled)
+
+
+@pytest.mark.long
+def test_the_server_runs_requests_together(live_package: Package, tmp_path: Path) -> None:
+    model, folder = Scored(), tmp_path / "package"
+    model.bag(torch.arange(100).reshape(50, 2)).sum().backward()  # these ids have a row now
+    model.bag.optimizer.step()
+    with config.patch(QUICK):
+        ids = torch.arange(8).reshape(4, 2)
+        serving.export(model, folder, (ids,), dynamic_shapes=({0: Dim("batch")},), version="monday")
+    clients, samples = 4, 5
+    asked = [torch.arange(10 * n, 10 * n + 2 * samples).reshape(samples, 2) for n in range(clients)]
+    server = [*PYTHON_SERVER, folder, "--port", "0"]
+    batching = ["--max-batch", str(clients * samples), "--max-delay-ms", "600000"]
+    with serving.load(folder) as served:
+        alone = [served.run(of)[0] for of in asked]
+    with running([*server, *batching]) as port:
+
+        def ask(ids: Tensor) -> dict[str, Any]:
+            with Client(port) as client:
+                return client.run({"ids": ids.tolist()})
+
+        with pytest.raises(RefusedError, match="'ids' has shape"):
+            ask(torch.zeros(1, 3, dtype=torch.int64))
+        with ThreadPoolExecutor(clients) as threads:
+            answers = list(threads.map(ask, asked))
+        assert metrics_of(port)["dynemb_runs_total",] == 1
+    dense = [of.detach().double() for of in (model.top.weight, model.top.bias)]
+    for expected, answer in zip(alone, answers, strict=True):
+        pooled, scores = map(torch.tensor, answer["outputs"])
+        assert answer["version"] == "monday"
+        assert torch.equal(pooled, expected)
+        exact = nn.functional.linear(pooled.double(), *dense)
+        torch.testing.assert_close(scores.double(), exact, rtol=0, atol=1e-6)
+    for options, says in [
+        (batching, "max_batch: the input 'features_u_1' has shape"),
+        (["--max-delay-ms", "5"], "--max-delay-ms is given without --max-batch"),
+    ]:
+        command = [*PYTHON_SERVER, live_package.path, "--port", "0", *options]
+        done = subprocess.run(
+            command, env=environment(), cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode != 0, says in done.stderr) == (True, True), done.stderr
