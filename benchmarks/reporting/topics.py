@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .serving_topics import SERVING, SERVING_LOAD
+from .serving_topics import SERVING
 from .tables import Cell, Line, Table
 
 DRAWS = ("uniform", "Zipf")
@@ -435,5 +435,5 @@ GPU = Table(
 TABLES = (
     GPU,
     *(LOOKUPS, TRAINING, CALLS, MEMORY, EVICTION),
-    *(DLRM, TORCHREC, RAGGED, DISKS, SERVING, SERVING_LOAD, RETRIEVAL),
+    *(DLRM, TORCHREC, RAGGED, DISKS, SERVING, RETRIEVAL),
 )
