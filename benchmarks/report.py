@@ -1,4 +1,4 @@
-"""Program that writes the tables of README.md and its plots from the kept results in ``results/``.
+"""Program that writes tables and plots of README.md and notes from the results in ``results/``.
 
 It also draws the plot of the repository's README, from kept runs of the training job.
 
@@ -25,10 +25,12 @@ from gpu import ledger
 from reporting.kept import Kept, MissingRowError
 from reporting.misses import UnexplainedError, misses_markdown
 from reporting.plots import SWEEP, write_plots
+from reporting.serving_topics import SERVING_LOAD
 from reporting.topics import TABLES
 
 HERE = Path(__file__).resolve().parent
 PAGE, RESULTS = HERE / "README.md", HERE / "results"
+SERVING_NOTES = HERE / "notes" / "serving.md"
 BLOCK = re.compile(r"^(<!-- table: ([\w-]+) -->\n)(?:.+\n)*", re.MULTILINE)
 
 
@@ -95,26 +97,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     kept = Kept(RESULTS)
-    page = given.page.read_text()
     try:
-        new = filled(page, blocks(kept))
+        made = {given.page: blocks(kept)}
+        if given.page == PAGE:
+            made[SERVING_NOTES] = {SERVING_LOAD.name: SERVING_LOAD.markdown(kept, "../results")}
+        pages = {
+            page: (page.read_text(), filled(page.read_text(), of)) for page, of in made.items()
+        }
     except (MissingRowError, UnexplainedError, MarkerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if given.check:
-        lines = difflib.unified_diff(
-            page.splitlines(), new.splitlines(), str(given.page), "results/", lineterm="", n=0
-        )
-        print("\n".join(lines), end="")
-        return int(new != page)
-    given.page.write_text(new)
+        for page, (old, new) in pages.items():
+            lines = difflib.unified_diff(
+                old.splitlines(), new.splitlines(), str(page), "results/", lineterm="", n=0
+            )
+            print("\n".join(lines), end="")
+        return int(any(new != old for old, new in pages.values()))
+    for page, (_, new) in pages.items():
+        page.write_text(new)
     image = SWEEP.with_suffix(".png")
     plots = (
         write_plots(kept, given.plots, given.plots / image.name)
         if given.plots
         else write_plots(kept, RESULTS, image)
     )
-    for path in [given.page, *plots]:
+    for path in [*pages, *plots]:
         print(f"written: {path}")
     return 0
 

@@ -55,6 +55,7 @@ BENCHMARKS = (
     "tiers",
     "live_serving",
     "serving",
+    "serving_load",
     "quantized_rows",
     "ops",
 )

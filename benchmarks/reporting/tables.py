@@ -62,11 +62,11 @@ class Table:
         cells = [cell for _, line in self.lines for cell in line if cell is not None]
         return [row for cell in cells for row in cell.rows(kept)]
 
-    def markdown(self, kept: Kept) -> str:
-        """Return the table; its first title links to the files of its rows."""
+    def markdown(self, kept: Kept, results: str = RESULTS) -> str:
+        """Return the table; its first title links to the files of its rows, in ``results``."""
         sources = sources_of(self.rows(kept))
         links = [
-            f"[{of.processor}, {of.date}{', ' + of.note if of.note else ''}]({RESULTS}/{of.name})"
+            f"[{of.processor}, {of.date}{', ' + of.note if of.note else ''}]({results}/{of.name})"
             for of in sources
         ]
         lines = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .serving_topics import SERVING
 from .tables import Cell, Line, Table
 
 DRAWS = ("uniform", "Zipf")
@@ -359,46 +360,6 @@ DISKS = Table(
                     tuple(f"RocksDB MultiGet, {n} threads" for n in (1, 8, 32)),
                 ),
             ],
-        ),
-    ),
-)
-
-# -- serving -----------------------------------------------------------------------------------
-
-
-def _packaged(case: str) -> list[Cell | None]:
-    return [
-        Cell("serving", (f"{language}, {case}, p50",), "nn.EmbeddingBag, AOTI", shows, unit, scale)
-        for language in ("Python", "C++")
-        for shows, unit, scale in (("ours_ms", "µs", 1e3), ("ratio", "", 1.0))
-    ]
-
-
-def _large(case: str, peer: str, *languages: str) -> list[Cell | None]:
-    cells: list[Cell | None] = []
-    for language in ("Python", "C++"):
-        name = (f"{language}, B=256 L=20, {case}",)
-        wanted = language in languages
-        cells.append(Cell("serving", name, peer, "ours_ms", "µs", 1e3) if wanted else None)
-        cells.append(Cell("serving", name, peer) if wanted else None)
-    return cells
-
-
-SERVING = Table(
-    "serving",
-    "Packages of 8 tables",
-    ("Python, p50", "ratio", "C++, p50", "ratio"),
-    (
-        ("1 sample, 1 id a feature / `nn.EmbeddingBag`", _packaged("B=1 L=1")),
-        ("256 samples, 1 id", _packaged("B=256 L=1")),
-        ("256 samples, 20 ids", _packaged("B=256 L=20")),
-        (
-            "two runners / one, time a call",
-            _large("two runners, time a call", "one thread", "Python", "C++"),
-        ),
-        (
-            "p99 beside 100,000 updated rows a second / none",
-            _large("100000 rows a second updated, p99", "no updates", "C++"),
         ),
     ),
 )

@@ -29,7 +29,7 @@ PACKAGES = (
     "transformers==5.24.0",
 )
 # apart from RecBole, which wants a ray of 2023 that NumPy 2 cannot import
-RAY_PACKAGES = ("ray[train]==2.60.0",)
+RAY_PACKAGES = ("ray[serve,train]==2.60.0",)
 # what FuxiCTR and TorchEasyRec import, and the compiler of TorchEasyRec's messages
 RANKING_PACKAGES = (
     "alibabacloud_credentials==1.0.8",
@@ -79,9 +79,10 @@ def fetch_ray() -> Path:
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER.parent / "ray.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another test may be at it
-        if not RAY_DONE.exists():
+        names = "\n".join(RAY_PACKAGES) + "\n"
+        if not RAY_DONE.exists() or RAY_DONE.read_text() != names:
             fetch(RAY_PYTHON, RAY_PACKAGES)
-            RAY_DONE.write_text("\n".join(RAY_PACKAGES) + "\n")
+            RAY_DONE.write_text(names)
     return RAY_PYTHON
 
 

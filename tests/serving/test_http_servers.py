@@ -20,6 +20,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from altered_packages import copied, with_manifest
+from http_lifecycle import (
+    assert_it_ends_when_all_is_answered,
+    assert_it_ends_without_a_late_request,
+    listening_port,
+    status_of,
+    wait_for,
+)
 from http_server import PYTHON_SERVER, Running, environment, need_libraries, running, started
 from packaged import HEADROOM, VERSION, features
 from protocol_checks import (
@@ -428,6 +435,8 @@ def test_servers_take_updates_while_they_serve(live_package: Package, port: int)
         assert sent[0] > 0
         updates = sum(table["updates"] for table in client.describe()["tables"].values())
         assert updates == 2 + sent[0] / 20
+        counted = metrics_of(port)
+        assert sum(counted["dynemb_updates_total", f"bags.{of}"] for of in "uv") == updates
         client.update("bags.u", [5], [[3e38] * 8])
         twice = {"features_u_0": [5, 5], "features_u_1": [0, 2], "features_v": [[1, 2, 3]]}
         with pytest.raises(RefusedError, match=r"outputs\[0\]: it has a number that JSON lacks"):
@@ -520,6 +529,25 @@ def test_the_cpp_reader_refuses_what_it_cannot_serve(
 
 
 @pytest.mark.long_cases("python")
+def test_servers_answer_what_is_under_way_before_they_end(command: list[str | Path]) -> None:
+    with started(command) as server:
+        assert_it_ends_when_all_is_answered(server, request_of(4, 20)[0])
+    with started([*command, "--drain-s", "0"]) as server:
+        assert_it_ends_without_a_late_request(server)
+
+
+def test_the_cpp_server_is_not_ready_while_it_loads(cpp_server: Path, tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.json"
+    os.mkfifo(manifest)  # its reader waits for a writer
+    server = subprocess.Popen([cpp_server, tmp_path, OPS, "0"], stderr=subprocess.DEVNULL)
+    port = listening_port(server.pid)
+    paths = ("/v2/health/live", "/v2/health/ready", "/")
+    assert [status_of(port, path) for path in paths] == [200, 503, 503]
+    manifest.open("w").close()
+    assert server.wait(60) == 1
+
+
+@pytest.mark.long_cases("python")
 def test_servers_follow_a_delta_log(
     live_package: Package, command: list[str | Path], tmp_path: Path
 ) -> None:
@@ -528,21 +556,19 @@ def test_servers_follow_a_delta_log(
     request, inputs = request_of(32, 400, seed=5)
     with publisher, running([*command, "--follow", log]) as port, Client(port) as client:
 
-        def wait_for(wanted: Callable[[Any], bool]) -> None:
+        def until(wanted: Callable[[Any], bool]) -> None:
             """Returns once what the server says of itself is as it should be."""
-            last = time.monotonic() + 60
-            while not wanted(said := client.describe()):
-                assert time.monotonic() < last, said
-                time.sleep(0.005)
+            wait_for(lambda: wanted(client.describe()))
 
         first = client.describe()
         assert (first["sequence"], first["stopped"]) == (None, None)
         state = metrics_of(port)
         assert state["dynemb_following",] == 1
         assert ("dynemb_commit_age_seconds",) not in state
+        wait_for(lambda: status_of(port, "/v2/health/ready") == 200)
         train(model, 1, dense=True)
         publish(publisher)
-        wait_for(lambda said: said["sequence"] == 1)
+        until(lambda said: said["sequence"] == 1)
         assert client.describe()["dense_behind"] == 0
         state = metrics_of(port)
         assert (state["dynemb_following",], state["dynemb_commit_sequence",]) == (1, 1)
@@ -554,10 +580,17 @@ def test_servers_follow_a_delta_log(
         many = torch.arange(5000, 5001 + HEADROOM)
         model.bags.group.insert_or_assign(1, many, torch.ones(len(many), 4))
         publish(publisher)
-        wait_for(lambda said: "table 'bags.v' has" in (said["stopped"] or ""))
+        until(lambda said: "table 'bags.v' has" in (said["stopped"] or ""))
         assert client.describe()["sequence"] == 1
         state = metrics_of(port)
         assert (state["dynemb_following",], state["dynemb_commit_sequence",]) == (0, 1)
+        assert client.run(request)["version"] == VERSION
+        assert status_of(port, "/v2/health/ready") == 200
+    # a server that cannot catch up with the log is never ready
+    with running([*command, "--follow", log]) as port, Client(port) as client:
+        wait_for(lambda: client.describe()["stopped"] is not None)
+        for path in ("/v2/health/ready", f"/v2/models/{live_package.path.name}/ready"):
+            assert status_of(port, path) == 503
         assert client.run(request)["version"] == VERSION
 
 

@@ -1,4 +1,5 @@
 // An HTTP server: one thread for each connection, which stays open. Boost.Beast parses requests.
+// After SIGTERM or SIGINT it answers what is under way, and the process ends.
 //
 // A server on the internet wants TLS, which a proxy in front of it has.
 
@@ -23,6 +24,9 @@
 #include <boost/beast/http/string_body.hpp>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <iostream>
@@ -62,11 +66,15 @@ struct Limits {
   size_t pending_bytes = size_t{64} << 20;  // of all bodies that are read or answered: 503
   size_t connections = 1000;                // open at once: 503
   size_t seconds = 60;                      // to send a request, or to take its answer
+  size_t drain_seconds = 20;                // after SIGTERM, to answer requests under way
 };
 
 // Answers a request. Nothing: the path is unknown (status 404). An exception is the answer of
 // status 400.
 using Handler = std::function<std::optional<Response>(const Request&)>;
+
+// Whether the process has got SIGTERM: further POSTs get 503.
+using Draining = std::atomic<bool>;
 
 // Called after each answer, with the seconds from the head of the request to it.
 using Observer = std::function<void(const Request&, int status, double seconds)>;
@@ -78,6 +86,8 @@ inline Response refusal(int status, const std::string& why) {
   if (status == 503) response.headers.emplace_back("Retry-After", "1");
   return response;
 }
+
+constexpr char kDrains[] = "the server is being stopped: ask another one";
 
 namespace detail {
 
@@ -133,6 +143,7 @@ class Budget {
     return false;
   }
   void give_back(size_t count) { taken_ -= count; }
+  size_t taken() const { return taken_; }
 
  private:
   const size_t most_;
@@ -150,7 +161,9 @@ struct Server {
   const Handler& handler;
   const Observer& answered;
   const Limits& limits;
+  Draining& draining;
   Budget pending{limits.pending_bytes}, connections{limits.connections};
+  Budget under_way{SIZE_MAX};  // POSTs that are read or answered
 };
 
 // Answers requests of a connection until the client closes it, is late, or sends what is not a
@@ -263,6 +276,13 @@ class Connection {
       answer(*response, false);
       return drain();
     }
+    const size_t is_post = request.method == "POST";
+    server_.under_way.take(is_post);
+    const Taken under_way{server_.under_way, is_post};
+    if (is_post && server_.draining) {
+      answer(refusal(503, kDrains), false);
+      return drain();
+    }
     const size_t length = parser.content_length().value_or(0);
     if (!server_.pending.take(length)) {
       answer(refusal(503, "the server has too many bytes of requests to answer: ask again later"),
@@ -309,6 +329,29 @@ inline void turn_away(int socket, const std::string& why) {
   close(socket);
 }
 
+// The signals that end the process; threads that are started from here on leave them to one thread.
+inline sigset_t block_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return signals;
+}
+
+// Waits for one of the signals, then for the requests under way, and ends the process; status 1:
+// some have had no answer by then.
+[[noreturn]] inline void end_on_signal(const sigset_t& signals, Server& server) {
+  int signal = 0;
+  sigwait(&signals, &signal);
+  server.draining = true;
+  const auto end = Clock::now() + std::chrono::seconds(server.limits.drain_seconds);
+  while (server.under_way.taken() > 0 && Clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  std::_Exit(server.under_way.taken() > 0);  // other threads use what an exit would destroy
+}
+
 inline void accept_all(int listener, Server& server) {
   for (;;) {
     const int socket = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
@@ -340,10 +383,12 @@ inline void accept_all(int listener, Server& server) {
 
 }  // namespace detail
 
-// Serves until the process ends. Port 0 is one that the system chooses; `ready` gets it.
+// Serves until the process ends. Port 0 is one that the system chooses; `opened` gets it, and
+// returns before the first request is read.
 inline void serve(const std::string& address, uint16_t port, const Handler& handler,
-                  const Observer& answered, const Limits& limits,
-                  const std::function<void(int port)>& ready) {
+                  const Observer& answered, const Limits& limits, Draining& draining,
+                  const std::function<void(int port)>& opened) {
+  const sigset_t signals = detail::block_signals();
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
   setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   setsockopt(listener, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);  // connections inherit it
@@ -359,8 +404,9 @@ inline void serve(const std::string& address, uint16_t port, const Handler& hand
     throw std::runtime_error(std::string("the port cannot be opened: ") + std::strerror(errno));
   }
   getsockname(listener, reinterpret_cast<sockaddr*>(&place), &size);
-  ready(ntohs(place.sin_port));
-  detail::Server server{handler, answered, limits};
+  detail::Server server{handler, answered, limits, draining};
+  std::thread([&] { detail::end_on_signal(signals, server); }).detach();
+  opened(ntohs(place.sin_port));
   detail::accept_all(listener, server);
 }
 

@@ -39,6 +39,7 @@ struct NamedModel {
   std::string name, version;
   std::vector<Input> inputs, outputs;
   std::function<std::vector<at::Tensor>(std::vector<at::Tensor>)> run;
+  std::function<http::Response()> ready;
 };
 
 inline const std::string& datatype(at::ScalarType dtype) {
@@ -337,7 +338,7 @@ inline std::optional<http::Response> answer(const NamedModel& model, const http:
   if (!is_served) {
     return http::refusal(404, "this server has no model " + asked + ": it serves " + model.name);
   }
-  if (call == "ready") return http::Response{};
+  if (call == "ready") return model.ready();
   return call == "infer" ? infer(model, request) : model_metadata(model);
 }
 

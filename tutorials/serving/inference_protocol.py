@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -79,12 +79,19 @@ def model_metadata(name: str, model: td.serving.ServedModel) -> dict[str, Any]:
     }
 
 
-def infer(name: str, model: td.serving.ServedModel, body: bytes, json_bytes: str | None) -> Answer:
+def infer(
+    name: str,
+    model: td.serving.ServedModel,
+    run_flat: Callable[[list[Tensor]], list[Tensor]],
+    body: bytes,
+    json_bytes: str | None,
+) -> Answer:
     """Run a model on a request.
 
     Args:
         name: name of the model.
-        model: runs it.
+        model: describes its inputs and outputs.
+        run_flat: that of the model, or of batches of requests.
         body: the request.
         json_bytes: value of its header LENGTH_HEADER; None: it has none.
 
@@ -100,7 +107,7 @@ def infer(name: str, model: td.serving.ServedModel, body: bytes, json_bytes: str
         answer["id"] = _text_of(request, "id", "the request")
     inputs = _inputs_of(request, model, memoryview(body)[length:])
     wanted = _wanted_outputs(request, [of.name for of in model.outputs])
-    found = dict(zip((of.name for of in model.outputs), model.run_flat(inputs), strict=True))
+    found = dict(zip((of.name for of in model.outputs), run_flat(inputs), strict=True))
     entries, tails = [], []
     for output, is_binary in wanted.items():
         tensor = found[output].detach().cpu().contiguous()

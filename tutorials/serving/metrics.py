@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 import torch_dynemb as td
+from tutorials.serving.batching import Batches
 
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -25,10 +26,14 @@ class Metrics:
     Args:
         model: the model that is served.
         follower: its follower, if it follows a delta log.
+        batches: runs requests together; None: each alone.
     """
 
     def __init__(
-        self, model: td.serving.ServedModel, follower: td.delta_log.Follower | None
+        self,
+        model: td.serving.ServedModel,
+        follower: td.delta_log.Follower | None,
+        batches: Batches | None = None,
     ) -> None:
         disable_created_metrics()
         self._registry = CollectorRegistry()
@@ -42,7 +47,7 @@ class Metrics:
             buckets=BUCKETS,
             registry=self._registry,
         )
-        self._registry.register(_ModelState(model, follower))
+        self._registry.register(_ModelState(model, follower, batches))
 
     def answered(self, call: str, status: int, seconds: float) -> None:
         """Count a request.
@@ -64,20 +69,29 @@ class _ModelState(Collector):
     """State of a model, read when Prometheus asks."""
 
     def __init__(
-        self, model: td.serving.ServedModel, follower: td.delta_log.Follower | None
+        self,
+        model: td.serving.ServedModel,
+        follower: td.delta_log.Follower | None,
+        batches: Batches | None,
     ) -> None:
-        self._model, self._follower = model, follower
+        self._model, self._follower, self._batches = model, follower, batches
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Iterate over the metrics."""
         live = self._model.stats()
         ids = GaugeMetricFamily("dynemb_rows", "Ids with a row", labels=["table"])
         free = GaugeMetricFamily("dynemb_free_rows", "Rows for new ids", labels=["table"])
+        updates = CounterMetricFamily("dynemb_updates", "Updates of rows", labels=["table"])
         for name, table in self._model.tables.items():
             stats = live.get(name)
             ids.add_metric([name], table.ids if stats is None else stats.ids)
             free.add_metric([name], 0 if stats is None else stats.free_rows)
-        yield from (ids, free)
+            updates.add_metric([name], 0 if stats is None else stats.updates)
+        yield from (ids, free, updates)
+        if self._batches is not None:
+            yield CounterMetricFamily(
+                "dynemb_runs", "Runs of the model for requests in batches", self._batches.runs
+            )
         if self._model.counts_missing:
             missing = CounterMetricFamily(
                 "dynemb_missing_ids", "Ids of requests without a row", labels=["table"]

@@ -2,6 +2,7 @@
 //
 //   server PACKAGE OP_LIBRARY [PORT [ADDRESS]] [--name NAME] [--follow LOG]
 //          [--request-bytes N] [--pending-bytes N] [--connections N] [--timeout SECONDS]
+//          [--drain-s SECONDS]
 //
 // Port 0 is one that the system chooses. NAME, of the model in the Open Inference Protocol, is by
 // default that of the package's folder.
@@ -22,8 +23,10 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <map>
@@ -160,6 +163,7 @@ class Following {
             const std::lock_guard<std::mutex> lock(mutex_);
             taken_ = std::chrono::steady_clock::now();
           }
+          caught_up_ = true;
           std::this_thread::sleep_for(std::chrono::milliseconds(10));
         }
       } catch (const std::exception& error) {
@@ -175,6 +179,9 @@ class Following {
     return stopped_;
   }
 
+  // Whether the model has the commits that the log had at the start.
+  bool caught_up() const { return caught_up_; }
+
   // Seconds since the last commit was taken; none: there was none.
   std::optional<double> age() const {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -183,6 +190,7 @@ class Following {
   }
 
  private:
+  std::atomic<bool> caught_up_{false};
   mutable std::mutex mutex_;
   std::optional<std::string> stopped_;
   std::optional<std::chrono::steady_clock::time_point> taken_;
@@ -219,15 +227,17 @@ http::Response metrics_of(const Metrics& requests, Served& model, const Followin
                           bool follows) {
   std::ostringstream out;
   requests.print(out);
-  std::map<std::string, int64_t> ids, free;
+  std::map<std::string, int64_t> ids, free, updates;
   const auto stats = model.stats();
   for (const auto& [name, table] : model.tables()) {
     const auto live = stats.find(name);
     ids[name] = live == stats.end() ? table.ids : live->second.ids;
     free[name] = live == stats.end() ? 0 : live->second.free_rows;
+    updates[name] = live == stats.end() ? 0 : live->second.updates;
   }
   Metrics::by_table(out, "dynemb_rows", "gauge", "Ids with a row", ids);
   Metrics::by_table(out, "dynemb_free_rows", "gauge", "Rows for new ids", free);
+  Metrics::by_table(out, "dynemb_updates_total", "counter", "Updates of rows", updates);
   if (const auto missing = model.missing()) {
     Metrics::by_table(out, "dynemb_missing_ids_total", "counter", "Ids of requests without a row",
                       {missing->begin(), missing->end()});
@@ -247,6 +257,53 @@ http::Response metrics_of(const Metrics& requests, Served& model, const Followin
   }
   return {out.str(), "text/plain; version=0.0.4; charset=utf-8"};
 }
+
+// A loaded model, and what it answers.
+class Service {
+ public:
+  Service(const std::string& package, const std::optional<std::string>& name,
+          const std::optional<std::string>& log, const http::Draining& draining)
+      : model_(package, std::max(1u, std::thread::hardware_concurrency()), log.has_value()),
+        follows_(log.has_value()),
+        draining_(draining),
+        named_{name.value_or(std::filesystem::canonical(package).filename()),
+               model_.version(),
+               model_.inputs(),
+               model_.outputs(),
+               [this](std::vector<at::Tensor> inputs) { return model_.run(std::move(inputs)); },
+               [this] { return ready(); }} {
+    if (log) following_.start(model_, *log);
+  }
+
+  const std::string& version() const { return model_.version(); }
+
+  std::optional<http::Response> answer(const http::Request& request, const Metrics& metrics) {
+    const std::string call = request.method + ' ' + request.path;
+    if (call == "GET /") return http::Response{describe(model_, following_)};
+    if (call == "POST /run") return http::Response{run(model_, request.body)};
+    if (call == "POST /rows") return http::Response{update(model_, request.body)};
+    if (call == "GET /metrics") return metrics_of(metrics, model_, following_, follows_);
+    if (call == "GET /v2") return inference_protocol::server_metadata(model_.library());
+    if (call == "GET /v2/health/ready") return ready();
+    return inference_protocol::answer(named_, request);
+  }
+
+ private:
+  // After an error in a later commit the rows from before are served.
+  http::Response ready() const {
+    if (draining_) return http::refusal(503, http::kDrains);
+    if (follows_ && !following_.caught_up()) {
+      return http::refusal(503, "the model lacks commits of the log");
+    }
+    return {};
+  }
+
+  Served model_;
+  const bool follows_;
+  const http::Draining& draining_;
+  const inference_protocol::NamedModel named_;
+  Following following_;
+};
 
 // What a request calls, where it is counted; empty elsewhere.
 std::string call_of(const http::Request& request) {
@@ -288,6 +345,9 @@ http::Limits limits_of(std::vector<std::string>& arguments) {
   take("--pending-bytes", limits.pending_bytes);
   take("--connections", limits.connections);
   take("--timeout", limits.seconds);
+  if (const auto given = option(arguments, "--drain-s")) {
+    limits.drain_seconds = number_of(*given, "--drain-s", 0, size_t{1} << 30);
+  }
   if (limits.pending_bytes < limits.request_bytes) {
     throw std::invalid_argument("--pending-bytes is " + std::to_string(limits.pending_bytes) +
                                 ", expected at least the " + std::to_string(limits.request_bytes) +
@@ -305,40 +365,39 @@ int main(int count, char** given) try {
   if (arguments.size() < 2 || arguments.size() > 4 || has_others) {
     throw std::invalid_argument(
         "usage: server PACKAGE OP_LIBRARY [PORT [ADDRESS]] [--name NAME] [--follow LOG] "
-        "[--request-bytes N] [--pending-bytes N] [--connections N] [--timeout SECONDS]");
+        "[--request-bytes N] [--pending-bytes N] [--connections N] [--timeout SECONDS] "
+        "[--drain-s SECONDS]");
   }
   const auto port = static_cast<uint16_t>(
       arguments.size() > 2 ? number_of(arguments[2], "PORT", 0, 65535) : 8000);
   const std::string& package = arguments[0];
   at::set_num_threads(1);  // requests run side by side instead
   load_ops(arguments[1]);
-  Served model(package, std::max(1u, std::thread::hardware_concurrency()), log.has_value());
-  Following following;
-  if (log) following.start(model, *log);
-  const std::filesystem::path folder = std::filesystem::canonical(package);
-  const inference_protocol::NamedModel named{
-      name.value_or(folder.filename()), model.version(), model.inputs(), model.outputs(),
-      [&](std::vector<at::Tensor> inputs) { return model.run(std::move(inputs)); }};
   Metrics metrics;
+  http::Draining draining{false};
+  std::atomic<Service*> service{nullptr};
   const auto answer = [&](const http::Request& request) -> std::optional<http::Response> {
-    const std::string call = request.method + ' ' + request.path;
-    if (call == "GET /") return http::Response{describe(model, following)};
-    if (call == "POST /run") return http::Response{run(model, request.body)};
-    if (call == "POST /rows") return http::Response{update(model, request.body)};
-    if (call == "GET /metrics") return metrics_of(metrics, model, following, log.has_value());
-    if (call == "GET /v2") return inference_protocol::server_metadata(model.library());
-    if (call == "GET /v2/health/live" || call == "GET /v2/health/ready") return http::Response{};
-    return inference_protocol::answer(named, request);
+    Service* const loaded = service;
+    if (request.method + ' ' + request.path == "GET /v2/health/live") return http::Response{};
+    if (!loaded) return http::refusal(503, "the model is being loaded: ask again later");
+    return loaded->answer(request, metrics);
   };
   const auto answered = [&](const http::Request& request, int status, double seconds) {
     const std::string call_name = call_of(request);
     if (!call_name.empty()) metrics.answered(call_name, status, seconds);
   };
+  const auto load = [&](int port) {
+    try {
+      service = new Service(package, name, log, draining);  // threads use it until the process ends
+      std::cout << "serving version " << service.load()->version() << " on port " << port
+                << std::endl;
+    } catch (const std::exception& error) {
+      std::cerr << error.what() << std::endl;
+      std::_Exit(1);
+    }
+  };
   http::serve(arguments.size() > 3 ? arguments[3] : "127.0.0.1", port, answer, answered, limits,
-              [&](int opened) {
-                std::cout << "serving version " << model.version() << " on port " << opened
-                          << std::endl;
-              });
+              draining, [&](int opened) { std::thread(load, opened).detach(); });
 } catch (const std::exception& error) {
   std::cerr << error.what() << std::endl;
   return 1;

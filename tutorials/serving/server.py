@@ -2,6 +2,7 @@
 
 python -m tutorials.serving.server PACKAGE [--port 8000] [--follow LOG [--dense keep]]
     [--shared-memory DIR]
+    [--max-batch N [--max-delay-ms MS]] [--drain-s SECONDS]
     [--request-bytes N] [--pending-bytes N] [--connections N] [--timeout SECONDS]
 
     POST /run   {"inputs": {"user": [[1], [2]], "item": [[3], [4]]}}  ->  {"version", "outputs"}
@@ -21,10 +22,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +39,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 import torch_dynemb as td
+from tutorials.serving.batching import Batches
 from tutorials.serving.inference_protocol import (
     LENGTH_HEADER,
     infer,
@@ -43,6 +47,7 @@ from tutorials.serving.inference_protocol import (
     server_metadata,
 )
 from tutorials.serving.json_requests import check_finite, inputs_of, parsed, update_of
+from tutorials.serving.lifecycle import Server, State, busy, refusal
 from tutorials.serving.metrics import Metrics
 
 
@@ -69,6 +74,8 @@ def application(
     *,
     name: str,
     limits: Limits,
+    state: State,
+    batches: Batches | None = None,
 ) -> FastAPI:
     """Return the server of a model; requests run on the threads of FastAPI.
 
@@ -77,8 +84,11 @@ def application(
         follower: that of the model, where it follows a delta log.
         name: of the model, in paths of the Open Inference Protocol.
         limits: those of bodies; uvicorn keeps those of connections.
+        state: whether it is ready; requests under way are counted there.
+        batches: runs requests together; None: each alone.
     """
-    app, metrics = FastAPI(title="torch_dynemb"), Metrics(model, follower)
+    app, metrics = FastAPI(title="torch_dynemb"), Metrics(model, follower, batches)
+    run_flat = model.run_flat if batches is None else batches.run_flat
     pending = 0  # bytes
 
     def stopped() -> str | None:
@@ -112,7 +122,7 @@ def application(
         return lambda body: JSONResponse(found(parsed(body)))
 
     def run(content: Any) -> dict[str, Any]:
-        outputs = model.run_flat(inputs_of(content, model))
+        outputs = run_flat(inputs_of(content, model))
         for number, output in enumerate(outputs):
             check_finite(output, f"outputs[{number}]")
         return {"version": str(model.version), "outputs": [out.tolist() for out in outputs]}
@@ -123,15 +133,20 @@ def application(
 
     async def answered(call: str, request: Request, found: Callable[[bytes], Response]) -> Response:
         began = time.perf_counter()
+        state.under_way += 1
         try:
             response = await checked(request, found)
         except ClientDisconnect:
             return Response()  # of an upload that the client has ended; not sent, and not counted
+        finally:
+            state.under_way -= 1
         metrics.answered(call, response.status_code, time.perf_counter() - began)
         return response
 
     async def checked(request: Request, found: Callable[[bytes], Response]) -> Response:
         nonlocal pending
+        if state.draining:
+            return busy("the server is being stopped: ask another one")
         if "transfer-encoding" in request.headers:
             return refusal(ValueError("the request has no Content-Length"), 411)
         if "content-encoding" in request.headers:
@@ -141,8 +156,7 @@ def application(
             error = ValueError(f"the request has more than {limits.request_bytes} bytes")
             return refusal(error, 413)
         if pending + length > limits.pending_bytes:
-            busy = "the server has too many bytes of requests to answer: ask again later"
-            return refusal(ValueError(busy), 503)
+            return busy("the server has too many bytes of requests to answer: ask again later")
         pending += length
         try:
             try:
@@ -174,9 +188,15 @@ def application(
         return server_metadata()
 
     @app.get("/v2/health/live")
+    def live() -> Response:
+        return Response()
+
     @app.get("/v2/health/ready")
-    def healthy() -> Response:
-        return Response()  # after an error in a commit the rows from before are served
+    def ready() -> Response:
+        if state.draining:
+            return busy("the server is being stopped: ask another one")
+        # a later error in a commit changes nothing: the rows from before are served
+        return Response() if state.caught_up else busy("the model lacks commits of the log")
 
     def served(asked: str, version: str | None) -> bool:
         return asked == name and version in (None, str(model.version))
@@ -195,7 +215,7 @@ def application(
     @app.get("/v2/models/{asked}/ready")
     @app.get("/v2/models/{asked}/versions/{version}/ready")
     def model_ready(asked: str, version: str | None = None) -> Response:
-        return Response() if served(asked, version) else unknown(asked, version)
+        return ready() if served(asked, version) else unknown(asked, version)
 
     @app.post("/v2/models/{asked}/infer")
     @app.post("/v2/models/{asked}/versions/{version}/infer")
@@ -203,7 +223,7 @@ def application(
         def found(body: bytes) -> Response:
             if not served(asked, version):
                 return unknown(asked, version)
-            text = infer(name, model, body, request.headers.get(LENGTH_HEADER))
+            text = infer(name, model, run_flat, body, request.headers.get(LENGTH_HEADER))
             if text.json_bytes is None:
                 return Response(text.content, media_type="application/json")
             headers = {LENGTH_HEADER: str(text.json_bytes)}
@@ -212,13 +232,6 @@ def application(
         return await answered("infer", request, found)
 
     return app
-
-
-def refusal(error: Exception, status: int = 400) -> JSONResponse:
-    """Say what is wrong with a request."""
-    # behind the first line is the place in C++
-    content = {"error": str(error).partition("\n")[0]}
-    return JSONResponse(content, status, {"Retry-After": "1"} if status == 503 else None)
 
 
 def tables_of(model: td.serving.ServedModel) -> dict[str, dict[str, int]]:
@@ -243,6 +256,16 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _not_negative(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, not {text!r}")
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("package", help="a folder of torch_dynemb.serving.export")
@@ -257,6 +280,21 @@ def main() -> None:
         help="keep: the dense part stays that of the package, in half of the memory",
     )
     parser.add_argument("--shared-memory", help="directory to share tables in, such as /dev/shm")
+    parser.add_argument(
+        "--max-batch", type=_positive, help="samples of requests that run together (default: off)"
+    )
+    parser.add_argument(
+        "--max-delay-ms",
+        type=_not_negative,
+        default=0,
+        help="that a batch waits for requests although a runner is free (default: 0)",
+    )
+    parser.add_argument(
+        "--drain-s",
+        type=_not_negative,
+        default=20,
+        help="seconds after SIGTERM to answer what is under way (default: %(default)s)",
+    )
     for limit, otherwise in Limits()._asdict().items():
         flag = f"--{limit.replace('_', '-')}"
         parser.add_argument(flag, type=_positive, default=otherwise, help="(default: %(default)s)")
@@ -267,32 +305,61 @@ def main() -> None:
             f"--pending-bytes is {limits.pending_bytes}, expected at least the "
             f"{limits.request_bytes} of --request-bytes"
         )
+    if options.max_delay_ms > 0 and options.max_batch is None:
+        parser.error("--max-delay-ms is given without --max-batch, the most samples of a batch")
     torch.set_num_threads(1)  # requests run side by side instead
-    model = td.serving.load(
-        options.package,
-        runners=os.cpu_count() or 1,
-        follow=options.follow,
-        dense=options.dense,
-        shared_memory=options.shared_memory,
-    )
-    follower = None if options.follow is None else model.follower
-    if follower is not None:
-        follower.start()
     # opened here, so that the port is known before the first request
     with socket.create_server((options.host, options.port)) as listener:
         # connections inherit it; without, small answers wait 40 ms for the client
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        port = listener.getsockname()[1]
-        print(f"serving version {model.version} on port {port}", flush=True)
-        name = options.name or Path(options.package).resolve().name
-        app = application(model, follower, name=name, limits=limits)
+        state = State()
         config = uvicorn.Config(
-            app,
+            "",
+            interface="asgi3",
+            lifespan="off",
             log_level="warning",
             limit_concurrency=limits.connections + 1,  # the first number that is refused
             timeout_keep_alive=limits.timeout,
         )
-        uvicorn.Server(config).run([listener])
+        load = partial(_load, options, limits, state, listener.getsockname()[1])
+        Server(config, state, load, options.drain_s).serve_until_ended(listener)
+
+
+def _load(
+    options: argparse.Namespace,
+    limits: Limits,
+    state: State,
+    port: int,
+    serve: Callable[[FastAPI], None],
+) -> None:
+    """Load the model, serve it, and catch up with the log."""
+    runners = os.cpu_count() or 1
+    model = td.serving.load(
+        options.package,
+        runners=runners,
+        follow=options.follow,
+        dense=options.dense,
+        shared_memory=options.shared_memory,
+    )
+    batches = None
+    if options.max_batch is not None:
+        batches = Batches(
+            model,
+            max_batch=options.max_batch,
+            max_delay_ms=options.max_delay_ms,
+            runners=runners,
+        )
+    follower = None if options.follow is None else model.follower
+    name = options.name or Path(options.package).resolve().name
+    serve(application(model, follower, name=name, limits=limits, state=state, batches=batches))
+    print(f"serving version {model.version} on port {port}", flush=True)
+    if follower is None:
+        state.caught_up = True
+        return
+    with contextlib.suppress(Exception):  # the thread of the follower gets and keeps it, too
+        follower.update()
+        state.caught_up = True
+    follower.start()
 
 
 if __name__ == "__main__":

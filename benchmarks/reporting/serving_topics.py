@@ -1,0 +1,75 @@
+"""Tables of served models."""
+
+from __future__ import annotations
+
+from .tables import Cell, Table
+
+
+def _packaged(case: str) -> list[Cell | None]:
+    return [
+        Cell("serving", (f"{language}, {case}, p50",), "nn.EmbeddingBag, AOTI", shows, unit, scale)
+        for language in ("Python", "C++")
+        for shows, unit, scale in (("ours_ms", "µs", 1e3), ("ratio", "", 1.0))
+    ]
+
+
+def _large(case: str, peer: str, *languages: str) -> list[Cell | None]:
+    cells: list[Cell | None] = []
+    for language in ("Python", "C++"):
+        name = (f"{language}, B=256 L=20, {case}",)
+        wanted = language in languages
+        cells.append(Cell("serving", name, peer, "ours_ms", "µs", 1e3) if wanted else None)
+        cells.append(Cell("serving", name, peer) if wanted else None)
+    return cells
+
+
+SERVING = Table(
+    "serving",
+    "Packages of 8 tables",
+    ("Python, p50", "ratio", "C++, p50", "ratio"),
+    (
+        ("1 sample, 1 id a feature / `nn.EmbeddingBag`", _packaged("B=1 L=1")),
+        ("256 samples, 1 id", _packaged("B=256 L=1")),
+        ("256 samples, 20 ids", _packaged("B=256 L=20")),
+        (
+            "two runners / one, time a call",
+            _large("two runners, time a call", "one thread", "Python", "C++"),
+        ),
+        (
+            "p99 beside 100,000 updated rows a second / none",
+            _large("100000 rows a second updated, p99", "no updates", "C++"),
+        ),
+    ),
+)
+
+
+def _loaded(server: str) -> list[Cell | None]:
+    peer = "nn.EmbeddingBag, the same server"
+    capacity = (f"{server}, capacity, time a request",)
+    late = tuple(f"{server}, {share} % of the capacity, p99" for share in (50, 80, 95))
+    return [
+        Cell("serving_load", capacity, peer, "rate"),
+        Cell("serving_load", capacity, peer, "peer_rate"),
+        Cell("serving_load", late, peer, "ours_min_ms", "ms"),
+        Cell("serving_load", late, peer, "peer_min_ms", "ms"),
+    ]
+
+
+SERVING_LOAD = Table(
+    "serving-load",
+    "HTTP servers, 8 tables, 1 sample of 1 id a feature",
+    (
+        "requests/s",
+        "`nn.EmbeddingBag`",
+        "p99 at 50 / 80 / 95 % of them, best round",
+        "`nn.EmbeddingBag`",
+    ),
+    tuple(
+        (name, _loaded(server))
+        for name, server in (
+            ("Python", "Python"),
+            ("Python, `--max-batch 64`", "Python, batches"),
+            ("C++", "C++"),
+        )
+    ),
+)
