@@ -321,6 +321,16 @@ DYNEMB_DEFINE_OPS(m) {
   host.def(
       "serve_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, int[] formats, "
       "int table, int dim, Tensor ids, Tensor? wanted) -> (Tensor rows, Tensor found)");
+  // Read-only tables in a file; `file`, int64 [518], names it (cpu/serving/row_files.h).
+  host.def("file_open(Tensor file) -> ()");
+  host.def("file_close(Tensor file) -> ()");
+  host.def(
+      "file_lookup(Tensor file, Tensor tables, Tensor meta, Tensor init_data, Tensor ids, "
+      "Tensor offsets, Tensor? per_sample_weights, int[] feature_tables, int[] feature_dims, "
+      "int pooling) -> (Tensor output, Tensor missing)");
+  host.def("file_ids(Tensor file, int table) -> Tensor");
+  host.def("file_stats(Tensor file) -> Tensor");
+  host.def("file_pages(Tensor ids, Tensor rows) -> Tensor");
   // Rows of 8 or 4 bits a value.
   m.def("quantize_rows(Tensor rows, int format) -> Tensor");
   m.def("dequantize_rows(Tensor packed, int format, int dim) -> Tensor");

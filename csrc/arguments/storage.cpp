@@ -5,16 +5,12 @@
 #include "core/storage/record.h"
 
 namespace dynemb {
-namespace {
 
-// Raises unless the tensor is on the CPU, since files are read into host memory.
 void check_in_host_memory(const char* op, const char* name, const Tensor& tensor) {
   check_defined(op, name, tensor);
   DYNEMB_CHECK(tensor.is_cpu(), "dynemb::", op, ": ", name, " is on ", device_name(tensor),
                ", but ", op, " reads files to host memory: copy to the CPU first, with .cpu()");
 }
-
-}  // namespace
 
 void check_summed_bytes(const char* op, const Tensor& data, int64_t crc) {
   check_defined(op, "data", data);

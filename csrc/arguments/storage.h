@@ -9,6 +9,9 @@
 
 namespace dynemb {
 
+// Raises unless a tensor is in host memory.
+void check_in_host_memory(const char* op, const char* name, const Tensor& tensor);
+
 // crc32c: raises unless `data` is contiguous memory of the CPU and `crc` is 32 bits.
 void check_summed_bytes(const char* op, const Tensor& data, int64_t crc);
 

@@ -93,6 +93,20 @@ from torch_dynemb.ops.routing import (  # noqa: E402
     unique_ids,
     unmix_ids,
 )
+from torch_dynemb.ops.row_files import (  # noqa: E402
+    ROW_FILE_MAGIC,
+    RowFileStats,
+    file_close,
+    file_ids,
+    file_lookup,
+    file_open,
+    file_pages,
+    file_stats,
+    name_file,
+    path_of_file,
+    renamed_file,
+    uuid_words,
+)
 from torch_dynemb.ops.scores import combine_scores_, get_scores, set_scores_  # noqa: E402
 from torch_dynemb.ops.serving import (  # noqa: E402
     LIVE_FORMATS,

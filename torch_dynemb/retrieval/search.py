@@ -152,8 +152,13 @@ def _searched_of(owner: str, items: object, table: int | str | None) -> _Searche
         number = number_of(owner, served.names, table)
         if isinstance(served, FrozenTables):
             source = _frozen_source(served, number)
-        else:
+        elif isinstance(served, LiveTables):
             source = _updated_source(served, number)
+        else:
+            raise TypeError(
+                f"{owner}: items has its rows in a file, of which a search would read all: search "
+                "a copy that torch_dynemb.freeze makes without storage="
+            )
         check_unpacked(owner, items, source.dim)
         return source
     raise TypeError(

@@ -25,9 +25,12 @@ from torch_dynemb.nn.wrappers import FSDP, wrapped_by
 from torch_dynemb.parts.kept_ids import check_names, rules_of
 from torch_dynemb.parts.table_parts import parts_of
 from torch_dynemb.policy.keep import Keep, check_keep
+from torch_dynemb.serving.file_tables import ROWS_IN, FileTables
 from torch_dynemb.serving.frozen_tables import FrozenTables
-from torch_dynemb.serving.missing import CountsMissing
+from torch_dynemb.serving.missing import CountedTables, CountsMissing
+from torch_dynemb.serving.row_files import RowFolder
 from torch_dynemb.serving.row_formats import RowKind, check_rows
+from torch_dynemb.storage.tiers.configs import SSDStore
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -40,6 +43,7 @@ def freeze(
     missing: Literal[False] = ...,
     rows: RowKind | None = ...,
     keep: Keep | None = ...,
+    storage: SSDStore | None = ...,
 ) -> Model: ...
 
 
@@ -51,6 +55,7 @@ def freeze(
     missing: bool,
     rows: RowKind | None = ...,
     keep: Keep | None = ...,
+    storage: SSDStore | None = ...,
 ) -> nn.Module: ...
 
 
@@ -61,6 +66,7 @@ def freeze(
     missing: bool = False,
     rows: RowKind | None = None,
     keep: Keep | None = None,
+    storage: SSDStore | None = None,
 ) -> nn.Module:
     """Copy a model in eval mode, with read-only dynamic tables.
 
@@ -93,6 +99,11 @@ def freeze(
             dynamic tables, or a dict by table name, as in a checkpoint. Other ids read as missing
             ones; tables that the dict lacks are copied whole. None: all ids are copied. If ranks
             share tables, all of them call this together, and the best ids are those of all ranks.
+        storage: where the rows of dynamic tables lie. None: in memory. A
+            :class:`torch_dynemb.SSDStore`: in files of its ``path``, a new folder, with as many
+            rows in memory as its ``cache`` says; ``disk`` and ``io`` mean what they mean there, and
+            ``segment`` nothing. Rows are copied in pieces, so they need not fit in memory. The
+            files belong to the copy and must stay where they are; a process opens them once.
 
     Returns:
         A model of the same class, with read-only table modules. With ``missing``: a
@@ -106,7 +117,10 @@ def freeze(
             some columns of a table, or a part of a static one. ``missing`` is True, and the model
             has no dynamic tables. ``rows`` cannot hold the rows of a table: they have NaN, infinity
             or values beyond its range, or an odd number of columns with ``"int4"``. ``keep`` names
-            an unknown table, or a score that a table does not keep.
+            an unknown table, or a score that a table does not keep. ``storage`` is given with a
+            frozen model.
+        FileExistsError: the path of ``storage`` is not empty.
+        DiskFullError: its disk is full; what was written is removed.
         HostMemoryError: rows of a table lie in a store or on other ranks, and the copy does not fit
             in memory.
         InUseError: another thread trains or changes the tables, so the copy would mix their steps.
@@ -127,17 +141,59 @@ def freeze(
         raise ValueError(f"freeze: ranks is {ranks!r}, expected one of {RANK_CHOICES}")
     flag("freeze: missing", missing)
     check_rows("freeze", rows)
+    _check_storage(model, storage)
     kept = None if keep is None else _kept_tables(model, keep)
-    frozen = frozen_by(Choices(ranks, kept), model)
+    folder = None if storage is None else RowFolder(storage, rows)
+    frozen = _frozen_in(folder, Choices(ranks, kept), model)
     if kept is not None and isinstance(keep, Mapping):
         check_names("freeze", "keep", list(keep), sorted(kept.names))
     if frozen is None:
         return None  # type: ignore[return-value]
-    if rows is not None:
+    if rows is not None and storage is None:
         for part in frozen.modules():
             if isinstance(part, FrozenTables):
                 part.store_rows(rows)
     return CountsMissing(frozen) if missing else frozen
+
+
+def _check_storage(model: nn.Module, storage: object) -> None:
+    if storage is None:
+        return
+    if not isinstance(storage, SSDStore):
+        raise TypeError(
+            f"freeze: storage is {described(storage)}, expected a torch_dynemb.SSDStore, or None "
+            "for rows in memory"
+        )
+    if storage.device_cache is not None:
+        raise ValueError(
+            f"freeze: storage has device_cache={storage.device_cache!r}, but the CPU serves rows "
+            "of files: leave it out"
+        )
+    if any(isinstance(part, CountedTables) for part in model.modules()):
+        raise ValueError(
+            "freeze: storage is given, but the model is frozen already: give storage when it is "
+            "frozen first"
+        )
+
+
+def _frozen_in(folder: RowFolder | None, choices: Choices, model: Model) -> Model | None:
+    """Freeze a model with its rows in a folder, or in memory."""
+    if folder is None:
+        return frozen_by(choices, model)
+    token = ROWS_IN.set(folder)
+    try:
+        frozen = frozen_by(choices, model)
+        if frozen is not None:
+            for part in frozen.modules():
+                if isinstance(part, FileTables):
+                    part.open()
+        folder.finish()
+    except BaseException:
+        folder.remove()
+        raise
+    finally:
+        ROWS_IN.reset(token)
+    return frozen
 
 
 def _kept_tables(model: nn.Module, keep: Keep) -> KeptTables:

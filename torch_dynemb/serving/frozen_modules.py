@@ -22,9 +22,9 @@ from torch_dynemb.nn.inputs import flat_ids, pooling_of
 from torch_dynemb.nn.module_kinds import Choices, register_module
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.tensors import LookupBatch
-from torch_dynemb.serving.frozen_tables import FrozenTables
+from torch_dynemb.serving.file_tables import read_only_tables
 from torch_dynemb.serving.gathering import whole_group
-from torch_dynemb.serving.live_group import LiveTables
+from torch_dynemb.serving.missing import CountedTables
 from torch_dynemb.serving.quantization import quantized_copy
 from torch_dynemb.table.group import TableGroup
 
@@ -75,11 +75,14 @@ class FrozenModule(ReadOnly):
         group: the tables to copy. Rows that no backward has written yet are written first; nothing
             else of it changes.
         output_dtype: of the outputs of lookups.
+        kept_because: reason if rows cannot be stored in another format.
     """
 
-    def __init__(self, group: TableGroup, output_dtype: torch.dtype) -> None:
+    def __init__(
+        self, group: TableGroup, output_dtype: torch.dtype, kept_because: str | None = None
+    ) -> None:
         super().__init__()
-        self.frozen_tables: FrozenTables | LiveTables = FrozenTables(group)
+        self.frozen_tables: CountedTables = read_only_tables(group, kept_because)
         self.output_dtype = output_dtype
 
     @classmethod

@@ -23,6 +23,7 @@ from torch_dynemb.ops.columns import (
 from torch_dynemb.ops.row_copies import copied_rows
 from torch_dynemb.serving.frozen_state import check_frozen
 from torch_dynemb.serving.missing import CountedTables
+from torch_dynemb.serving.row_files import CopiedIndex, lost_rows
 from torch_dynemb.serving.row_formats import FormattedRows, RowKind, is_stored_so, stored_rows
 from torch_dynemb.serving.row_split import split_by_kind
 from torch_dynemb.table.expiry import Expiry
@@ -52,35 +53,27 @@ class FrozenTables(CountedTables):
 
     Args:
         group: the tables to copy; its rows are materialised first.
+        kept_because: reason if rows cannot be stored in another format.
 
     Raises:
         HostMemoryError: rows lie in a store, and the copy does not fit in memory.
         InUseError: another thread trains or changes the tables.
     """
 
-    kept_because: str | None = None  # reason if rows cannot be stored in another format
     _formats: tuple[int, ...]  # of slabs
     _places: list[TablePlace] | None = None  # of tables
 
-    def __init__(self, group: TableGroup) -> None:
+    def __init__(self, group: TableGroup, kept_because: str | None = None) -> None:
         super().__init__()
+        self._kept_because = kept_because
         _check_room(group)
         group.materialize()
         with Undisturbed("freeze", [group]):
             self._copy(group)
 
     def _copy(self, group: TableGroup) -> None:
-        count = len(group.config.tables)
-        meta, tables = group.index.meta[:count].clone(), group.index.tables[:count].clone()
-        active = [group.index.active_buckets(t) for t in range(count)]
-        meta[:, Meta.REGION_BUCKETS] = tables[:, Table.BUCKET_COUNT]
-        meta[:, Meta.TIERED] = 0  # all rows of the copy are in memory
-        meta[:, Meta.REGION_BEGIN] = (
-            meta[:, Meta.REGION_BUCKETS].cumsum(0) - (meta[:, Meta.REGION_BUCKETS])
-        )
         self.names = group.names
-        buckets = torch.cat([group.index.buckets[part] for part in active])
-        _forget_expired(group, buckets, tables, meta)
+        buckets, tables, meta = copied_index(group)
         self.register_buffer("buckets", buckets)
         self.register_buffer("tables", tables)
         self.register_buffer("meta", meta)
@@ -112,8 +105,8 @@ class FrozenTables(CountedTables):
         if not any(kinds):
             return
         asked = rows if isinstance(rows, str) else dict(rows)
-        if self.kept_because is not None:
-            raise ValueError(f"freeze: rows is {asked!r}, but {self.kept_because}")
+        if self._kept_because is not None:
+            raise ValueError(f"freeze: rows is {asked!r}, but {self._kept_because}")
         if any(self._formats):
             if all(self._stored_so(table, kind) for table, kind in enumerate(kinds)):
                 return
@@ -156,11 +149,7 @@ class FrozenTables(CountedTables):
         bad = int(lost[numbers].sum())
         if bad > 0:
             example = int(self.ids(table)[lost[numbers]][0])
-            raise ValueError(
-                f"freeze: rows is {rows!r}, but {bad} rows of table {self.names[table]!r}, such as "
-                f"that of id {example}, have NaN, infinity or values beyond its range: train or "
-                "assign them anew, erase their ids, or freeze with rows=None"
-            )
+            raise lost_rows(rows, self.names[table], bad, example)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenTables:
         """Move the tables as ``fn`` moves tensors; they keep their dtypes."""
@@ -285,6 +274,21 @@ class FrozenTables(CountedTables):
         return dict(zip(self.names, self.get_buffer("tables")[:, Table.SIZE].tolist(), strict=True))
 
 
+def copied_index(group: TableGroup) -> CopiedIndex:
+    """Copy the index of a group, without expired ids."""
+    count = len(group.config.tables)
+    meta, tables = group.index.meta[:count].clone(), group.index.tables[:count].clone()
+    active = [group.index.active_buckets(t) for t in range(count)]
+    meta[:, Meta.REGION_BUCKETS] = tables[:, Table.BUCKET_COUNT]
+    meta[:, Meta.TIERED] = 0  # lookups need no cache of slots
+    meta[:, Meta.REGION_BEGIN] = (
+        meta[:, Meta.REGION_BUCKETS].cumsum(0) - (meta[:, Meta.REGION_BUCKETS])
+    )
+    buckets = torch.cat([group.index.buckets[part] for part in active])
+    _forget_expired(group, buckets, tables, meta)
+    return CopiedIndex(buckets, tables, meta)
+
+
 def _check_room(group: TableGroup) -> None:
     """Raise HostMemoryError if rows of a store do not fit in memory."""
     slabs = group.config.slabs
@@ -342,4 +346,4 @@ def _forget_expired(group: TableGroup, buckets: Tensor, tables: Tensor, meta: Te
             ops.erase_(index, ids, ids.new_empty(0), [table])
 
 
-__all__ = ["FrozenTables"]
+__all__ = ["FrozenTables", "copied_index"]

@@ -24,13 +24,10 @@ class FrozenHashTable(FrozenModule):
     """
 
     def __init__(self, source: HashTable, group: TableGroup) -> None:
-        super().__init__(group, torch.float32)
+        packed = f"the rows of {source.children_hashtable} are int8 already: freeze with rows=None"
+        super().__init__(group, torch.float32, packed if source.packed else None)
         self.embedding_dim = source.embedding_dim
         self.packed = source.packed
-        if self.packed:
-            self.frozen_tables.kept_because = (
-                f"the rows of {source.children_hashtable} are int8 already: freeze with rows=None"
-            )
         self.name = source.name
         self.columns = source.group.config.tables[0].embedding_dim
 

@@ -1,0 +1,153 @@
+// file_lookup: lookups in tables of a file.
+//
+// 1. Threads find the row numbers of all ids, and copy the rows that the cache has.
+// 2. One thread reads the others, many at a time.
+// 3. Threads make bags of them, or single rows, as for tables in memory.
+#include <torch/csrc/stable/library.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "arguments/storage.h"
+#include "arguments/table_constants.h"
+#include "core/runtime/check.h"
+#include "cpu/serving/row_files.h"
+#include "cpu/serving/serve_call.h"
+
+namespace dynemb::cpu {
+namespace {
+
+// The rows of all ids of a call.
+struct CallRows {
+  std::vector<const char*> row;  // nullptr: missing
+  std::unique_ptr<char[]> values;
+};
+
+struct FileSource {
+  TableRows rows;
+  const int64_t* ids;  // of the call
+  const CallRows* read_rows;
+
+  int64_t slot_bytes() const { return 0; }
+  template <class Sink>
+  DYNEMB_INLINE int64_t read(const int64_t* some, int64_t count, char*, Sink& sink) const {
+    constexpr int64_t kAtOnce = 64;
+    const char* const* row = read_rows->row.data() + (some - ids);
+    for (int64_t i = 0; i < count; i += kAtOnce) {
+      const int64_t size = std::min(kAtOnce, count - i);
+      bool complete = true;
+      for (int64_t k = 0; k < size; ++k) complete &= row[i + k] != nullptr;
+      sink.take(i, row + i, size, complete);
+    }
+    return -1;
+  }
+  std::string damage(int64_t) const { return {}; }
+};
+
+int64_t place_bytes(const FileTable& table) { return (table.row_bytes + 15) / 16 * 16; }
+
+void read_rows(RowFile& file, const int64_t* meta, const FeatureArgs& features, CallRows& out) {
+  const std::vector<Tile> tiles = make_tiles(features);
+  std::vector<int64_t> begins;  // of each tile, in `values`
+  int64_t bytes = 0;
+  for (const Tile& tile : tiles) {
+    begins.push_back(bytes);
+    bytes += (tile.end - tile.begin) * place_bytes(file.tables()[tile.table]);
+  }
+  out.values.reset(new char[static_cast<size_t>(bytes)]);
+  out.row.resize(static_cast<size_t>(features.count));
+  std::mutex lock;
+  std::vector<FileRow> missed;
+  std::string wrong;
+  parallel_units(static_cast<int64_t>(tiles.size()), features.count, [&](int64_t begin, int64_t end) {
+    std::vector<int64_t> numbers;
+    std::vector<FileRow> wanted;
+    for (int64_t k = begin; k < end; ++k) {
+      const Tile& tile = tiles[k];
+      const int64_t count = tile.end - tile.begin;
+      const int64_t* of = meta + tile.table * kMetaColumns;
+      const int64_t* ids = features.ids + tile.begin;
+      numbers.resize(static_cast<size_t>(count));
+      std::string is_wrong =
+          file.find(tile.table, bucket_salt(of[kMetaSeed]), ids, count, numbers.data());
+      if (!is_wrong.empty()) {
+        const std::lock_guard<std::mutex> guard(lock);
+        wrong = std::move(is_wrong);
+        return;
+      }
+      wanted.clear();
+      char* to = out.values.get() + begins[k];
+      for (int64_t i = 0; i < count; ++i, to += place_bytes(file.tables()[tile.table])) {
+        const bool found = numbers[i] >= 0;
+        out.row[tile.begin + i] = found ? to : nullptr;
+        if (found) wanted.push_back({tile.table, numbers[i], ids[i], to});
+      }
+      file.take_cached(wanted);
+      if (wanted.empty()) continue;
+      const std::lock_guard<std::mutex> guard(lock);
+      missed.insert(missed.end(), wanted.begin(), wanted.end());
+    }
+  });
+  DYNEMB_CHECK(wrong.empty(), "dynemb::file_lookup: ", wrong);
+  file.read(missed);
+}
+
+std::tuple<Tensor, Tensor> file_lookup(Tensor file, Tensor tables, Tensor meta, Tensor init_data,
+                                       Tensor ids, Tensor offsets,
+                                       std::optional<Tensor> per_sample_weights,
+                                       std::vector<int64_t> feature_tables,
+                                       std::vector<int64_t> feature_dims, int64_t pooling) {
+  const char* op = "file_lookup";
+  const auto rows = row_file(op, file);
+  for (const auto& [name, tensor] : {std::pair{"tables", &tables}, std::pair{"meta", &meta}}) {
+    check_in_host_memory(op, name, *tensor);
+    check_layout(op, name, *tensor, ScalarType::Long);
+    DYNEMB_CHECK(tensor->dim() == 2 && tensor->size(1) == kMetaColumns &&
+                     tensor->size(0) == static_cast<int64_t>(rows->tables().size()),
+                 "dynemb::", op, ": ", name, " does not have a row for each of the ",
+                 rows->tables().size(), " tables of ", rows->path());
+  }
+  static_assert(int{kMetaColumns} == int{kTableColumns}, "both have as many columns");
+  check_in_host_memory(op, "init_data", init_data);
+  check_layout(op, "init_data", init_data, ScalarType::Double);
+  const auto* constants = static_cast<const int64_t*>(meta.data_ptr());
+  CallRows read;
+  std::vector<FileSource> sources;
+  for (size_t t = 0; t < rows->tables().size(); ++t) {
+    const int64_t* of = constants + static_cast<int64_t>(t) * kMetaColumns;
+    const FileTable& table = rows->tables()[t];
+    DYNEMB_CHECK(of[kMetaDim] == table.dim, "dynemb::", op, ": meta of table ", t, " has dim ",
+                 of[kMetaDim], ", but that of ", rows->path(), " has dim ", table.dim);
+    check_initializers(op, static_cast<int64_t>(t), of, table.dim,
+                       static_cast<const double*>(init_data.data_ptr()), init_data.numel());
+    TableRows initial{};
+    initial.dim = table.dim;
+    initial.storage = table.storage;
+    initial.seed = of[kMetaSeed];
+    initial.first_column = of[kMetaFirstColumn];
+    initial.init_data = static_cast<const double*>(init_data.data_ptr());
+    initial.default_begin = of[kMetaDefaultBegin];
+    initial.default_count = of[kMetaDefaultCount];
+    sources.push_back({initial, static_cast<const int64_t*>(ids.data_ptr()), &read});
+  }
+  const ServeArguments given{tables,         meta,         ids,    offsets, per_sample_weights,
+                             feature_tables, feature_dims, pooling};
+  return serve(op, given, sources, [&](const FeatureArgs& features) {
+    read_rows(*rows, constants, features, read);
+  });
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("file_lookup", TORCH_BOX(&dynemb::cpu::file_lookup));
+}
+// For error messages about a GPU's tensors, also in builds without CUDA kernels.
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) {
+  m.impl("file_lookup", TORCH_BOX(&dynemb::cpu::file_lookup));
+}

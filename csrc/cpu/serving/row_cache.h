@@ -1,0 +1,105 @@
+// A cache of rows for many threads: sets of 16 rows, of which the least used one makes place.
+//
+// Uses are counted for each row, and halved in a set after every kTicks lookups there. So rows that
+// were popular once leave, and a row that is asked for once does not push out a popular one.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "core/index/hash.h"
+#include "cpu/storage/prefetch.h"
+
+namespace dynemb::cpu {
+
+class RowCache {
+ public:
+  // At least one set of rows of `row_bytes`.
+  RowCache(int64_t rows, int64_t row_bytes)
+      : row_bytes_(row_bytes),
+        sets_((rows > kWays ? rows : kWays) / kWays),
+        set_(new Set[static_cast<size_t>(sets_)]),
+        rows_(new char[static_cast<size_t>(sets_ * kWays * row_bytes)]) {}  // taken page by page
+
+  int64_t rows() const { return sets_ * kWays; }
+  static int64_t bytes_of(int64_t rows, int64_t row_bytes) {
+    return rows * row_bytes + (rows + kWays - 1) / kWays * static_cast<int64_t>(sizeof(Set));
+  }
+
+  void prefetch(int64_t key) const { prefetch_bytes(reinterpret_cast<char*>(set_of(key)), 128); }
+
+  // Copies a row; false: it is not here. Keys are not negative.
+  bool copy(int64_t key, char* out) {
+    Set& set = *set_of(key);
+    const Lock lock(set);
+    if (++set.ticks >= kTicks) {
+      set.ticks = 0;
+      for (uint8_t& uses : set.uses) uses = static_cast<uint8_t>(uses / 2);
+    }
+    for (int way = 0; way < kWays; ++way) {
+      if (set.key[way] != key + 1) continue;
+      if (set.uses[way] != 255) ++set.uses[way];
+      std::memcpy(out, row(set, way), static_cast<size_t>(row_bytes_));
+      return true;
+    }
+    return false;
+  }
+
+  void put(int64_t key, const char* from) {
+    Set& set = *set_of(key);
+    const Lock lock(set);
+    int victim = -1;
+    for (int i = 0; i < kWays; ++i) {  // among equals, the one after the last victim
+      const int way = (set.hand + i) % kWays;
+      if (set.key[way] == key + 1) return;  // another thread has read it, too
+      if (victim < 0 || set.uses[way] < set.uses[victim]) victim = way;
+    }
+    set.hand = static_cast<uint8_t>((victim + 1) % kWays);
+    set.key[victim] = key + 1;
+    set.uses[victim] = 1;
+    std::memcpy(row(set, victim), from, static_cast<size_t>(row_bytes_));
+  }
+
+ private:
+  static constexpr int kWays = 16;
+  static constexpr uint8_t kTicks = 10 * kWays;
+
+  struct alignas(64) Set {
+    int64_t key[kWays] = {};  // + 1; 0: free
+    uint8_t uses[kWays] = {};
+    std::atomic<bool> locked = false;
+    uint8_t hand = 0;
+    uint8_t ticks = 0;
+  };
+
+  class Lock {
+   public:
+    explicit Lock(Set& set) : set_(set) {
+      while (set_.locked.exchange(true, std::memory_order_acquire)) {
+        while (set_.locked.load(std::memory_order_relaxed)) std::this_thread::yield();
+      }
+    }
+    ~Lock() { set_.locked.store(false, std::memory_order_release); }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    Set& set_;
+  };
+
+  Set* set_of(int64_t key) const {
+    return &set_[bucket_of(first_hash(key, 0), sets_)];
+  }
+  char* row(const Set& set, int way) const {
+    return &rows_[static_cast<size_t>(((&set - set_.get()) * kWays + way) * row_bytes_)];
+  }
+
+  const int64_t row_bytes_, sets_;
+  const std::unique_ptr<Set[]> set_;
+  const std::unique_ptr<char[]> rows_;
+};
+
+}  // namespace dynemb::cpu

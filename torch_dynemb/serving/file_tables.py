@@ -1,0 +1,170 @@
+"""Read-only tables with rows in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb._library.finalizers import finalize
+from torch_dynemb.argument_checks import table_number
+from torch_dynemb.ops.columns import Table
+from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.serving.frozen_tables import FrozenTables, copied_index
+from torch_dynemb.serving.missing import CountedTables, note_missing
+from torch_dynemb.serving.row_files import CopiedIndex, RowFolder
+from torch_dynemb.storage.tiers.configs import IO_PATHS
+from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.undisturbed import Undisturbed
+
+# where freeze() puts the rows of the tables that it copies; None: in memory
+ROWS_IN: ContextVar[RowFolder | None] = ContextVar("torch_dynemb.serving.ROWS_IN", default=None)
+
+
+class _Opened:
+    """A use of a file, which ends with this object. A copy is a use of its own."""
+
+    def __init__(self, file: Tensor) -> None:
+        ops.file_open(file)
+        self._file = file.clone()
+        finalize(self, ops.file_close, self._file).atexit = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Opened:
+        return _Opened(self._file)
+
+    def __reduce__(self) -> tuple[type[_Opened], tuple[Tensor]]:
+        return _Opened, (self._file,)
+
+
+class FileTables(CountedTables):
+    """A group's ids and rows in a file, with a cache of rows in memory.
+
+    The module's buffers name the file; copies, pickles and exported programs use the same file,
+    which must stay where it is. Rows are read when they are asked for, many at a time, and compared
+    with their checksums. Any number of threads may look up. All copies in a process share a cache.
+
+    Args:
+        group: the tables to copy.
+        folder: where the file is written. Its cache is known once all files are written:
+            :meth:`open`.
+
+    Raises:
+        DiskFullError: the disk is full.
+        InUseError: another thread trains or changes the tables.
+        RuntimeError: the tables are not on the CPU.
+    """
+
+    _opened: _Opened | None = None
+
+    def __init__(self, group: TableGroup, folder: RowFolder, kept_because: str | None) -> None:
+        super().__init__()
+        self.names = group.names
+        if kept_because is not None and folder.rows is not None:
+            raise ValueError(f"freeze: rows is {folder.rows!r}, but {kept_because}")
+        with Undisturbed("freeze", [group]):
+            index = CopiedIndex(*(part.cpu() for part in copied_index(group)))
+            self._folder: RowFolder | None = folder
+            self._written = folder.write(group, index)
+        self.register_buffer("tables", index.tables)
+        self.register_buffer("meta", index.meta)
+        self.register_buffer("init_data", group.rows.init_data.clone())
+        self.register_buffer("file", torch.zeros(0, dtype=torch.int64, device="cpu"))
+        self._no_offsets = index.meta.new_empty(0)
+
+    def open(self) -> None:
+        """Open the file, with its part of the cache."""
+        assert self._folder is not None
+        self.file = ops.name_file(
+            self._written.path,
+            self._written.words,
+            cache_bytes=self._folder.cache_bytes(self._written),
+            io=IO_PATHS.index(self._folder.storage.io),
+        )
+        self._folder = None
+        self._opened = _Opened(self.file)
+
+    def stats(self) -> ops.RowFileStats:
+        """Return counts of the file in this process: hits and misses of the cache, and reads."""
+        return ops.file_stats(self.get_buffer("file"))
+
+    def ids(self, table: int | str) -> Tensor:
+        """Return the ids of a table, int64 [n], in the order of the index.
+
+        Args:
+            table: name or number of the table.
+
+        Raises:
+            TypeError, ValueError, IndexError: an unknown table.
+            DamagedStoreError: the index is damaged.
+        """
+        number = table_number("FileTables.ids", self.names, table)
+        return ops.file_ids(self.get_buffer("file"), table=number)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the number of ids by table name."""
+        return dict(zip(self.names, self.get_buffer("tables")[:, Table.SIZE].tolist(), strict=True))
+
+    def _served(self, batch: LookupBatch) -> Tensor:
+        buffers: Any = self._buffers  # get_buffer() would take as long as a small lookup
+        served = ops.file_lookup(
+            buffers["file"], buffers["tables"], buffers["meta"], buffers["init_data"], batch
+        )
+        note_missing(self.place, served.missing)
+        return served.output
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FileTables:
+        """Leave the tables as they are: the CPU reads files."""
+        probe = fn(torch.zeros(1, device="cpu"))
+        if probe.device.type != "cpu":
+            raise RuntimeError(
+                f"FileTables: tables {self.names} cannot go to {probe.device}: the CPU reads the "
+                "files of their rows. Freeze without storage= for a GPU"
+            )
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        given = state_dict.get(f"{prefix}file")
+        try:
+            opened = None if given is None else _Opened(given)
+        except (RuntimeError, ValueError) as error:
+            error_msgs.append(f"{prefix.rstrip('.')}: {error}")
+            return
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+        self._opened = opened or self._opened
+
+
+def read_only_tables(group: TableGroup, kept_because: str | None) -> FrozenTables | FileTables:
+    """Return a read-only copy of a group, where the running :func:`torch_dynemb.freeze` puts it.
+
+    Args:
+        group: the tables to copy.
+        kept_because: reason if rows cannot be stored in another format.
+    """
+    folder = ROWS_IN.get()
+    if folder is None:
+        return FrozenTables(group, kept_because)
+    return FileTables(group, folder, kept_because)
+
+
+__all__ = ["ROWS_IN", "FileTables", "read_only_tables"]
