@@ -52,9 +52,6 @@ class Nodes:
         self._pool: ThreadPoolExecutor | None = None
         self._process = os.getpid()
 
-    def __deepcopy__(self, memo: object) -> Nodes:
-        return self  # connections are for all threads
-
     def answers(self, owner: str, calls: Sequence[Call]) -> list[Any]:
         """Send commands to the nodes of their keys, and wait for all answers.
 

@@ -33,6 +33,32 @@ class RowsRead(NamedTuple):
     positions: tuple[RowPosition, ...]
 
 
+class UniqueRows(NamedTuple):
+    """Rows of the ids of one table, each id once.
+
+    Attributes:
+        rows: float32 [m, columns]; zeros for ids without a row.
+        found: bool [m], whether an id has a row.
+        places: int64 [n], the row of each id that was asked for.
+    """
+
+    rows: Tensor
+    found: Tensor
+    places: Tensor
+
+
+class AllRows(NamedTuple):
+    """Rows of ids of several tables, of the same commits.
+
+    Attributes:
+        tables: rows of each table.
+        positions: see :class:`RowsRead`.
+    """
+
+    tables: list[UniqueRows]
+    positions: tuple[RowPosition, ...]
+
+
 class _Reading(NamedTuple):
     """Unique ids of a table.
 
@@ -72,12 +98,11 @@ class RowReader:
 
     def read(self, table: str, ids: Tensor, *, mixed: bool = False) -> RowsRead:
         """Read rows of a table; see :meth:`RedisRows.read`."""
-        (read,) = self.read_all([(table, ids)], mixed=mixed)
-        return read
+        (of_table,), positions = self.read_all([(table, ids)], mixed=mixed)
+        rows, found, places = of_table
+        return RowsRead(rows[places], found[places], positions)
 
-    def read_all(
-        self, asked: Sequence[tuple[str, Tensor]], *, mixed: bool = False
-    ) -> list[RowsRead]:
+    def read_all(self, asked: Sequence[tuple[str, Tensor]], *, mixed: bool = False) -> AllRows:
         """Read rows of several tables by one round trip a node; see :meth:`RedisRows.read`.
 
         Args:
@@ -85,7 +110,7 @@ class RowReader:
             mixed: whether rows may be of several commits.
 
         Returns:
-            The rows of each, all with the same positions.
+            The rows of each.
         """
         flag("RedisRows.read: mixed", mixed)
         for _, ids in asked:
@@ -116,7 +141,8 @@ class RowReader:
             if any(shards != layout.shards for shards, _ in positions):
                 self._layout = None  # another load
             elif len(positions) <= 1 or (mixed and time.monotonic() >= until):
-                return self._results(layout, readings, found, [of for _, of in positions])
+                tables = self._results(layout, readings, found)
+                return AllRows(tables, tuple(of for _, of in positions))
             if time.monotonic() >= until:
                 raise ReplacedError(
                     f"RedisRows.read: {self._owner} had rows of several commits for "
@@ -155,12 +181,8 @@ class RowReader:
         return found, texts
 
     def _results(
-        self,
-        layout: Layout,
-        readings: Sequence[_Reading],
-        found: list[list[bytes | None]],
-        positions: Sequence[RowPosition],
-    ) -> list[RowsRead]:
+        self, layout: Layout, readings: Sequence[_Reading], found: list[list[bytes | None]]
+    ) -> list[UniqueRows]:
         results = []
         for (table, _, places), values in zip(readings, found, strict=True):
             has_row = torch.tensor([value is not None for value in values], dtype=torch.bool)
@@ -170,7 +192,7 @@ class RowReader:
                 [value for value in values if value is not None],
                 layout.columns[table],
             )
-            results.append(RowsRead(rows[places], has_row[places], tuple(positions)))
+            results.append(UniqueRows(rows, has_row, places))
         return results
 
 
@@ -192,4 +214,4 @@ def _named(positions: Sequence[tuple[int, RowPosition]]) -> str:
     )
 
 
-__all__ = ["RowReader", "RowsRead"]
+__all__ = ["AllRows", "RowReader", "RowsRead", "UniqueRows"]

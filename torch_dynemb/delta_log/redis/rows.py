@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from os import PathLike
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -75,6 +75,11 @@ class RedisRows:
         retries: how often :meth:`read` asks again after a lost connection, while ``timeout`` has
             not passed.
 
+    Attributes:
+        name: see the argument.
+        timeout: see the argument.
+        reader: reads rows of several tables at once, for models that serve.
+
     Raises:
         ImportError: the package redis is missing.
         TypeError, ValueError: a wrong argument.
@@ -110,6 +115,7 @@ class RedisRows:
         if not number("RedisRows: timeout", timeout) > 0:
             raise ValueError(f"RedisRows: timeout is {timeout}, expected more than 0")
         integer("RedisRows: retries", retries, least=0)
+        self.timeout = timeout
         self._client = client_of("RedisRows", server, timeout=timeout)
         self._nodes = Nodes(self._client)
         self._shards = shards
@@ -117,10 +123,19 @@ class RedisRows:
         self._layout = Layout(name, 0, {})  # that of the last reading
         self._writer: RowWriter | None = None  # None: neither load nor follow was called
         self._positions: dict[str, RowPosition | None] = {}  # of hashes, while this is the writer
-        self._reader = RowReader(self._nodes, self._found_layout, repr(self), timeout, retries)
+        self.reader = RowReader(self._nodes, self._found_layout, repr(self), timeout, retries)
 
     def __repr__(self) -> str:
         return f"RedisRows({place_of(self._client)}, name={self.name!r})"
+
+    def __deepcopy__(self, memo: object) -> RedisRows:
+        return self  # connections are for all threads, and for copies of models
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} has connections, which a pickle cannot have: construct RedisRows, and "
+            "freeze the model with it, in each process"
+        )
 
     @property
     def sequence(self) -> int | None:
@@ -171,7 +186,7 @@ class RedisRows:
             ConnectionError, TimeoutError: a node does not answer.
             RuntimeError: a node refuses the command.
         """
-        return self._reader.read(table, ids, mixed=mixed)
+        return self.reader.read(table, ids, mixed=mixed)
 
     def _found_layout(self) -> Layout:
         """Return the layout of the rows in the server."""
