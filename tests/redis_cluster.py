@@ -11,8 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import redis
+from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
 from redis.cluster import RedisCluster as Client
+from redis.retry import Retry
 from redis_server import RedisServer, need_server
 
 _SLOTS = 16384
@@ -34,11 +36,27 @@ class ClusterOfServers(NamedTuple):
     def client(self, **options: Any) -> Any:
         """A client that does not try again."""
         node = ClusterNode("127.0.0.1", self.ports[0])
-        return Client(startup_nodes=[node], cluster_error_retry_attempts=0, **options)
+        return Client(startup_nodes=[node], retry=Retry(NoBackoff(), 0), **options)
 
     def node_of(self, key: str) -> RedisServer:
         """The node that has a key."""
         return self.nodes[self.ports.index(self.client().get_node_from_key(key).port)]
+
+    def port_of(self, key: str) -> int:
+        """The port of the node that has a key."""
+        return self.ports[self.nodes.index(self.node_of(key))]
+
+    def move(self, slot: int, before: RedisServer, after: RedisServer) -> None:
+        """Move a slot with its keys from one node to another, as redis-cli does."""
+        names = {node: node.client().execute_command("CLUSTER MYID") for node in self.nodes}
+        client = before.client()
+        after.client().cluster("SETSLOT", slot, "IMPORTING", names[before])
+        client.cluster("SETSLOT", slot, "MIGRATING", names[after])
+        for key in client.cluster("GETKEYSINSLOT", slot, 1000):
+            port = self.ports[self.nodes.index(after)]
+            client.migrate("127.0.0.1", port, key, 0, 60_000)
+        for node in (after, before, *self.nodes):
+            node.client().cluster("SETSLOT", slot, "NODE", names[after])
 
     def wait(self) -> None:
         """Return once all nodes see the whole cluster."""
@@ -88,4 +106,4 @@ def _wait(is_so: Callable[[], bool]) -> None:
         except redis.RedisError:
             pass
         assert time.monotonic() < last
-        time.sleep(0.01)
+        time.sleep(0.05)

@@ -14,6 +14,7 @@ import pytest
 import redis
 import torch
 from logged_models import Model, act, train
+from redis_cluster import ClusterOfServers
 from redis_server import Killed, RedisServer, calling_before, failing_after
 
 import torch_dynemb as td
@@ -32,7 +33,7 @@ Rows = dict[tuple[str, int], list[float]]
 every = pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.long)])
 
 
-def rows_in(server: RedisServer, name: str) -> Rows:
+def rows_in(server: RedisServer | ClusterOfServers, name: str) -> Rows:
     """All rows, read by the documented layout: every field, and none twice."""
     client, found = server.client(), {}
     shards, tables, position = client.hmget(name, "shards", "tables", "position")

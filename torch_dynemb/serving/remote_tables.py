@@ -1,4 +1,4 @@
-"""Read-only tables with rows in Redis, and models of them whose answers are of one commit."""
+"""Read-only tables with rows in Redis, and models of them that answer with rows of one commit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RemoteTables(CountedTables):
     Args:
         group: tables of the names, dims, initial values and padding ids; its rows are not copied.
         storage: the rows.
-        kept_because: reason if rows are no plain numbers.
+        kept_because: reason if rows cannot be stored as plain numbers.
 
     Raises:
         ValueError: such rows are not in Redis.
@@ -282,9 +282,9 @@ class RemoteModel(nn.Module):
             is_same = position.chains[wanted.rank] == wanted.chain
         if not is_same:
             raise ReplacedError(
-                f"RemoteModel: the rows are of commit {position.sequence} of base {position.base}, "
-                f"but commit {wanted.sequence} of base {wanted.base} is required: freeze the model "
-                "of that commit, or call require(None), and read position after each call"
+                f"RemoteModel: the rows are of {_named(position)}, but those of {_named(wanted)} "
+                "are required: freeze the model of that commit, or call require(None), and read "
+                "position after each call"
             )
 
 
@@ -304,6 +304,11 @@ def _note(positions: tuple[RowPosition, ...]) -> None:
     if _answers.open[-1] not in (None, positions[0]):
         raise _OtherCommitError
     _answers.open[-1] = positions[0]
+
+
+def _named(position: RowPosition | LogPosition) -> str:
+    commit = "" if position.sequence is None else f"commit {position.sequence} of "
+    return f"{commit}base {position.base}"
 
 
 def _refuse_export() -> None:

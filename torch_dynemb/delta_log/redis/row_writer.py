@@ -28,7 +28,7 @@ class RowWriter:
 
     Args:
         nodes: servers that have them.
-        name: key of the first hash, which decides who writes. The writer has it from here on.
+        name: key of the first hash, which names the writer: this one, from here on.
         owner: name of the rows in errors.
     """
 

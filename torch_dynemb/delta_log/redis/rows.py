@@ -153,7 +153,7 @@ class RedisRows:
         """Number of columns of each table, by its name in a checkpoint.
 
         Raises:
-            ValueError: there are no whole rows of this name.
+            ValueError: the rows of this name are missing, or not whole.
             UnsupportedFormatError: the rows have another format version.
             OSError, RuntimeError: the server fails.
         """
@@ -178,7 +178,7 @@ class RedisRows:
 
         Raises:
             KeyError: an unknown table.
-            TypeError, ValueError: wrong ids, or there are no whole rows of this name.
+            TypeError, ValueError: wrong ids, or the rows of this name are missing, or not whole.
             ReplacedError: the rows were of several commits until the end. A writer that was killed
                 while it applied one leaves that: start it again.
             NewBaseNeededError: a node has lost its rows, or a load is not complete.
@@ -222,8 +222,10 @@ class RedisRows:
         position = self._read()
         if position is not None:
             writer = self._lock()
-            self._read()  # another program may have written until then
+            before = self._read()  # another program may have written until then
             position = self._taken(writer)
+            if position is not None and position != before:
+                self._put({"position": position.text(self._layout.shards)})
         if position is None:
             position = self._load(str(base_of("RedisRows.follow", log, base)))
         if position.sequence is None:
