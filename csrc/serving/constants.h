@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <set>
@@ -222,7 +223,9 @@ class Constants {
         if (number == kDense) dense_.insert(section.name);
       }
     }
+    open_row_files(folder, manifest);
   }
+  ~Constants() { close_row_files(); }
 
   const std::unordered_map<std::string, at::Tensor>& tensors() const { return tensors_; }
   // Names of the tensors of the dense state.
@@ -231,7 +234,37 @@ class Constants {
   bool has(const at::Tensor& tensor) const { return pages_->has(tensor.const_data_ptr()); }
 
  private:
+  // Puts the places of files with rows into the tensors that name them, and opens the files.
+  void open_row_files(const std::string& folder, const Json& manifest) {
+    if (!manifest.has("row_files")) return;
+    constexpr int64_t kPathBytes = 5, kPath = 6;  // RowFileName of cpu/serving/row_files.h
+    for (const auto& [name, place] : manifest.at("row_files").object()) {
+      const std::string path = std::filesystem::absolute(folder + "/" + place.at("file").text());
+      const auto found = tensors_.find(name);
+      if (found == tensors_.end() || found->second.scalar_type() != at::kLong ||
+          (found->second.numel() - kPath) * 8 < static_cast<int64_t>(path.size())) {
+        detail::damaged(path, "the package has no tensor " + name + " for it");
+      }
+      auto* words = found->second.mutable_data_ptr<int64_t>();
+      words[kPathBytes] = static_cast<int64_t>(path.size());
+      std::memset(words + kPath, 0, static_cast<size_t>(found->second.numel() - kPath) * 8);
+      std::memcpy(words + kPath, path.data(), path.size());
+      try {
+        detail::call_all("dynemb::file_open", found->second);
+      } catch (...) {
+        close_row_files();
+        throw;
+      }
+      row_files_.push_back(found->second);
+    }
+  }
+  void close_row_files() {
+    for (const at::Tensor& file : row_files_) detail::call_all("dynemb::file_close", file);
+    row_files_.clear();
+  }
+
   std::unique_ptr<detail::Pages> pages_;
+  std::vector<at::Tensor> row_files_;  // name open files
   std::unordered_map<std::string, at::Tensor> tensors_;
   std::set<std::string> dense_;
 };

@@ -29,19 +29,23 @@ ROWS_IN: ContextVar[RowFolder | RedisRows | None] = ContextVar(
 )
 
 
-class _Opened:
-    """A use of a file, which ends with this object. A copy is a use of its own."""
+class OpenedFile:
+    """A use of a file, which ends with this object. A copy is a use of its own.
+
+    Args:
+        file: the tensor of :func:`torch_dynemb.ops.name_file`.
+    """
 
     def __init__(self, file: Tensor) -> None:
         ops.file_open(file)
         self._file = file.clone()
         finalize(self, ops.file_close, self._file).atexit = False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Opened:
-        return _Opened(self._file)
+    def __deepcopy__(self, memo: dict[int, Any]) -> OpenedFile:
+        return OpenedFile(self._file)
 
-    def __reduce__(self) -> tuple[type[_Opened], tuple[Tensor]]:
-        return _Opened, (self._file,)
+    def __reduce__(self) -> tuple[type[OpenedFile], tuple[Tensor]]:
+        return OpenedFile, (self._file,)
 
 
 class FileTables(CountedTables):
@@ -56,13 +60,17 @@ class FileTables(CountedTables):
         folder: where the file is written. Its cache is known once all files are written:
             :meth:`open`.
 
+    Attributes:
+        rows: their number.
+        row_bytes: of all rows.
+
     Raises:
         DiskFullError: the disk is full.
         InUseError: another thread trains or changes the tables.
         RuntimeError: the tables are not on the CPU.
     """
 
-    _opened: _Opened | None = None
+    _opened: OpenedFile | None = None
 
     def __init__(self, group: TableGroup, folder: RowFolder, kept_because: str | None) -> None:
         super().__init__()
@@ -78,6 +86,7 @@ class FileTables(CountedTables):
         self.register_buffer("init_data", group.rows.init_data.clone())
         self.register_buffer("file", torch.zeros(0, dtype=torch.int64, device="cpu"))
         self._no_offsets = index.meta.new_empty(0)
+        self.rows, self.row_bytes = self._written.rows, self._written.bytes
 
     def open(self) -> None:
         """Open the file, with its part of the cache."""
@@ -89,7 +98,7 @@ class FileTables(CountedTables):
             io=IO_PATHS.index(self._folder.storage.io),
         )
         self._folder = None
-        self._opened = _Opened(self.file)
+        self._opened = OpenedFile(self.file)
 
     def stats(self) -> ops.RowFileStats:
         """Return counts of the file in this process: hits and misses of the cache, and reads."""
@@ -142,7 +151,7 @@ class FileTables(CountedTables):
     ) -> None:
         given = state_dict.get(f"{prefix}file")
         try:
-            opened = None if given is None else _Opened(given)
+            opened = None if given is None else OpenedFile(given)
         except (RuntimeError, ValueError) as error:
             error_msgs.append(f"{prefix.rstrip('.')}: {error}")
             return
@@ -173,4 +182,4 @@ def read_only_tables(group: TableGroup, kept_because: str | None) -> CountedTabl
     return FileTables(group, folder, kept_because)
 
 
-__all__ = ["ROWS_IN", "FileTables", "read_only_tables"]
+__all__ = ["ROWS_IN", "FileTables", "OpenedFile", "read_only_tables"]

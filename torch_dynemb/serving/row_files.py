@@ -109,11 +109,9 @@ class RowFolder:
 
     def cache_bytes(self, written: WrittenFile) -> int:
         """Return the part of the cache that one of the files gets."""
-        size = self.storage.cache_size
-        if size.unit == "fraction":
-            return int(size.value * written.bytes)
-        of_all = sum(file.rows if size.unit == "rows" else file.bytes for file in self._written)
-        return int(size.value * written.bytes / max(1, of_all))
+        rows = sum(file.rows for file in self._written)
+        total = sum(file.bytes for file in self._written)
+        return self.storage.cache_size.part(written.bytes, rows, total)
 
     def finish(self) -> None:
         """Wait until the names of the files are on the disk."""

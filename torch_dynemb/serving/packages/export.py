@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from torch_dynemb import ops
 from torch_dynemb._version import __version__
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.delta_log.reader import LogPosition
-from torch_dynemb.files.checksummed_files import ChecksummedWriter, FileChecksums
+from torch_dynemb.files.checksummed_files import ChecksummedWriter, FileChecksums, space_errors
 from torch_dynemb.files.commit import claimed, commit
 from torch_dynemb.files.disk import Disk
 from torch_dynemb.files.locations import Location, checked_path, local
@@ -29,11 +31,10 @@ from torch_dynemb.nn.features import exports_for_compiled_code
 from torch_dynemb.ops.columns import LiveSlab, Meta
 from torch_dynemb.parts.table_parts import table_name
 from torch_dynemb.policy.keep import Keep
+from torch_dynemb.serving.file_tables import FileTables
 from torch_dynemb.serving.freeze import freeze
-from torch_dynemb.serving.frozen_tables import FrozenTables
-from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.live_models import live, live_tables
-from torch_dynemb.serving.missing import CountsMissing
+from torch_dynemb.serving.missing import CountedTables, CountsMissing
 from torch_dynemb.serving.packages.base import ExportedTable, base_at, position_of
 from torch_dynemb.serving.packages.code_file import sums_of_file
 from torch_dynemb.serving.packages.dim_names import dim_names
@@ -44,6 +45,7 @@ from torch_dynemb.serving.packages.manifest import (
     TABLES,
     LivePart,
     PackageManifest,
+    RowFilePlace,
     ServedTable,
     manifest_text,
 )
@@ -79,8 +81,10 @@ def export(
 
     Args:
         model: any module that :func:`torch_dynemb.freeze` takes, or a frozen or live one, which is
-            not copied. If several ranks share its tables, freeze it on all of them with
-            ``ranks="first"``, and export the result of rank 0 there.
+            not copied. The files of one that was frozen with ``storage=`` become files of the
+            package, by hard links where the file system has them. If several ranks share its
+            tables, freeze it on all of them with ``ranks="first"``, and export the result of rank 0
+            there.
         path: of a folder that does not exist yet.
         example_inputs: positional arguments of the model's forward. Sizes that ``dynamic_shapes``
             names should be at least 2 in them.
@@ -167,6 +171,7 @@ def export(
         files = {CODE: sums_of_file(folder / CODE)}
         for file, names in ((TABLES, of_tables), (DENSE, constants.keys() - of_tables)):
             files[file] = _write_tensors(disk, folder / file, constants, sorted(names))
+        row_files = _add_row_files(folder, frozen)
         manifest = PackageManifest(
             uuid=name,
             version=name if version is None else version,
@@ -180,6 +185,7 @@ def export(
             missing=frozen.table_names if isinstance(frozen, CountsMissing) else None,
             constants={name: TABLES if name in of_tables else DENSE for name in constants},
             live=_live_parts(frozen),
+            row_files=row_files,
             inputs=taken,
             outputs=given,
             files=files,
@@ -233,7 +239,7 @@ def _served_form(
         return model
     if headroom is not None:
         return live(model, headroom=headroom, rows=rows, keep=keep)
-    if keep is not None or not any(isinstance(module, FrozenTables) for module in model.modules()):
+    if keep is not None or not any(isinstance(module, CountedTables) for module in model.modules()):
         return freeze(model, rows=rows, keep=keep)
     if rows is not None:
         raise ValueError(
@@ -276,16 +282,16 @@ def _device_of(model: nn.Module) -> torch.device:
     return next(iter(devices), torch.device("cpu"))
 
 
-def _tables_of(model: nn.Module) -> list[tuple[str, FrozenTables | LiveTables]]:
+def _tables_of(model: nn.Module) -> list[tuple[str, CountedTables]]:
     """Return frozen and live tables by the path of their module."""
     return [
         (path, module)
         for path, module in model.named_modules()
-        if isinstance(module, FrozenTables | LiveTables)
+        if isinstance(module, CountedTables)
     ]
 
 
-def _names_of(path: str, module: FrozenTables | LiveTables) -> list[str]:
+def _names_of(path: str, module: CountedTables) -> list[str]:
     """Return the names of a module's tables in the package."""
     return [table_name(module.owner(path), name) for name in module.names]
 
@@ -343,6 +349,29 @@ def _live_tensors(frozen: nn.Module) -> dict[str, Tensor]:
         buffers |= {f"rows{slab}": buffers[f"rows{slab}"][:n] for slab, n in enumerate(used)}
         result |= {f"{path}.{name}": tensor for name, tensor in buffers.items()}
     return result
+
+
+def _add_row_files(folder: Path, frozen: nn.Module) -> dict[str, RowFilePlace]:
+    """Put the files of tables into the package, by the name of the tensor that names them."""
+    result: dict[str, RowFilePlace] = {}
+    for path, module in frozen.named_modules():
+        if not isinstance(module, FileTables):
+            continue
+        place = RowFilePlace(f"tables{len(result)}.rows", module.rows, module.row_bytes)
+        source, target = ops.path_of_file(module.get_buffer("file")), folder / place.file
+        try:
+            os.link(source, target)  # the same bytes, on the disk once
+        except OSError:  # another file system, or one without links
+            with space_errors(target):
+                shutil.copyfile(source, target)
+                _sync(target)
+        result[f"{path}.file"] = place
+    return result
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def _compiler() -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer
 from torch_dynemb.delta_log.follower import Dense, Log, check_dense
 from torch_dynemb.delta_log.reader import sinks_of
@@ -18,6 +19,7 @@ from torch_dynemb.files.checksummed_files import ChecksummedReader
 from torch_dynemb.files.locations import checked_path
 from torch_dynemb.files.tensor_file import StoredTensor
 from torch_dynemb.ops.columns import SERVED_UNLOCKS
+from torch_dynemb.serving.file_tables import OpenedFile
 from torch_dynemb.serving.packages.code_file import check_code
 from torch_dynemb.serving.packages.following import base_for, follower_of
 from torch_dynemb.serving.packages.live_package import LivePackage, with_headroom
@@ -38,6 +40,7 @@ from torch_dynemb.serving.packages.platform import (
 )
 from torch_dynemb.serving.packages.served_model import ServedModel
 from torch_dynemb.serving.packages.versions import Versions
+from torch_dynemb.storage.tiers.cache_size import CacheSize, parse_cache
 
 # Idle compiled code, by package and number of runners. Torch never unloads compiled code, so each
 # package is loaded as often as it is open at the same time, and its code is reused.
@@ -50,6 +53,7 @@ def load(
     runners: int = 1,
     follow: Log | None = None,
     dense: Dense = "follow",
+    cache: int | float | str | None = None,
 ) -> ServedModel:
     """Load a package written by :func:`torch_dynemb.serving.export`.
 
@@ -71,6 +75,9 @@ def load(
             rows and dense state. The tables are then in memory twice. ``"keep"``: the dense state
             stays that of the export, with one copy in memory; :attr:`ServedModel.dense_behind`
             counts the commits that it lacks. Only with ``follow``.
+        cache: for packages with rows in files: rows in memory, as in
+            :class:`torch_dynemb.SSDStore`; None: as much as in the model that was exported. A
+            process opens a file once: models that share it share the cache of the first.
 
     Returns:
         The model, ready to run.
@@ -79,7 +86,8 @@ def load(
         FileNotFoundError: the package is missing.
         DamagedFileError: a file is missing or damaged.
         TypeError: ``follow`` is not a log.
-        ValueError: ``dense`` is unknown; or ``follow`` is given, and the package was exported
+        ValueError: ``dense`` is unknown; or ``cache`` is wrong, or is given, and the package has
+            all rows in memory; or ``follow`` is given, and the package was exported
             without ``headroom=`` or without ``base=``.
         UnsupportedFormatError: the package was made for another version of torch or of this
             library, for another processor, or for a missing device.
@@ -100,15 +108,23 @@ def load(
     if follow is not None:
         base_for(folder, manifest)
         sinks_of(follow)
+    size = None if cache is None else parse_cache("serving.load", cache)
+    if size is not None and not manifest.row_files:
+        raise ValueError(
+            f"serving.load: cache is {cache!r}, but {folder} has its rows in memory: leave it out, "
+            "or export a model of torch_dynemb.freeze(model, storage=...)"
+        )
     check_code(folder / CODE, manifest.files[CODE])
     copies = 2 if follow is not None and dense == "follow" else 1
-    versions = Versions([_loaded(folder, manifest, runners) for _ in range(copies)])
+    versions = Versions([_loaded(folder, manifest, runners, size) for _ in range(copies)])
     if follow is None:
         return ServedModel(manifest, versions)
     return ServedModel(manifest, versions, partial(follower_of, folder, manifest, follow, dense))
 
 
-def _loaded(folder: Path, manifest: PackageManifest, runners: int) -> Loaded:
+def _loaded(
+    folder: Path, manifest: PackageManifest, runners: int, cache: CacheSize | None
+) -> Loaded:
     """Load one copy of a package, ready to run.
 
     Raises:
@@ -116,6 +132,7 @@ def _loaded(folder: Path, manifest: PackageManifest, runners: int) -> Loaded:
         HostMemoryError: the tables do not fit in memory.
     """
     memory = _read_constants(folder, manifest)
+    opened = _open_row_files(folder, manifest, memory, cache)
     live = LivePackage(manifest.live, memory)
     idle = _idle[manifest.uuid, runners]
     try:
@@ -141,11 +158,37 @@ def _loaded(folder: Path, manifest: PackageManifest, runners: int) -> Loaded:
         loader.load_constants(constants, False, True, True)
         if runners > 1:
             _unlock_lookups(memory, manifest)
-        return Loaded(loader, memory, live, dense, idle, runners)
+        return Loaded(loader, memory, live, dense, idle, runners, opened)
     device = torch.device(manifest.device)
     copies = {name: tensor.to(device) for name, tensor in constants.items()}
     loader.load_constants(copies, False, True, False)  # into memory that the code owns
     return Loaded(loader, None, live, {}, idle, runners)
+
+
+def _open_row_files(
+    folder: Path, manifest: PackageManifest, memory: ConstantMemory, cache: CacheSize | None
+) -> list[OpenedFile]:
+    """Open the files of rows, and put their places into the tensors that name them.
+
+    Raises:
+        DamagedFileError: a file is missing, damaged, or of another package.
+        HostMemoryError: the cache does not fit in memory.
+    """
+    result = []
+    rows = sum(place.rows for place in manifest.row_files.values())
+    total = sum(place.bytes for place in manifest.row_files.values())
+    for name, place in manifest.row_files.items():
+        path, size = folder / place.file, None
+        if not path.is_file():
+            raise DamagedFileError(
+                f"{path}: the file is missing: copy the package again", path=path
+            )
+        if cache is not None:
+            size = cache.part(place.bytes, rows, total)
+        tensor = memory.tensors[name]
+        tensor.copy_(ops.renamed_file(tensor, path, size))
+        result.append(OpenedFile(tensor))
+    return result
 
 
 def _unlock_lookups(memory: ConstantMemory, manifest: PackageManifest) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from torch_dynemb.serving.file_tables import OpenedFile
 from torch_dynemb.serving.packages.live_package import LivePackage
 from torch_dynemb.serving.packages.memory import ConstantMemory
 
@@ -26,6 +28,7 @@ class Loaded:
         dense: tensors of the dense state, by name.
         idle: list that the loader returns to when it is freed.
         runners: how many threads the loader runs at the same time.
+        opened: uses of the files of its rows.
 
     Attributes:
         running: entered by each run. With several runners, lookups release Python's lock. A further
@@ -40,7 +43,9 @@ class Loaded:
         dense: dict[str, Tensor],
         idle: list[Loader],
         runners: int,
+        opened: Sequence[OpenedFile] = (),
     ) -> None:
+        self.opened = opened
         self.loader, self.memory, self.live, self.dense = loader, memory, live, dense
         self.running: AbstractContextManager[object] = (
             nullcontext() if runners == 1 else threading.Semaphore(runners)

@@ -43,6 +43,20 @@ class ServedTable(NamedTuple):
     embedding_dim: int
 
 
+class RowFilePlace(NamedTuple):
+    """A file with the rows of read-only tables.
+
+    Attributes:
+        file: its name in the package.
+        rows: number of rows.
+        bytes: of the rows, without checksums.
+    """
+
+    file: str
+    rows: int
+    bytes: int
+
+
 class LivePart(NamedTuple):
     """Tables of one module of a package, with rows that are updated while it serves.
 
@@ -72,6 +86,8 @@ class PackageManifest(NamedTuple):
         constants: file of each tensor by name, including those that only updates need.
         live: tables with rows that are updated, by the path of their module; empty: nothing
             changes.
+        row_files: files of tables with rows outside of memory, by the tensor that names each;
+            empty: all rows are in memory.
         inputs: inputs of the model, leaf by leaf.
         outputs: tensors of its output, without the counts of missing ids.
         files: sizes and checksums by name.
@@ -91,6 +107,7 @@ class PackageManifest(NamedTuple):
     missing: list[str] | None
     constants: dict[str, str]
     live: dict[str, LivePart]
+    row_files: dict[str, RowFilePlace]
     inputs: list[Input]
     outputs: list[Input]
     files: dict[str, FileChecksums]
@@ -106,12 +123,14 @@ def manifest_text(manifest: PackageManifest) -> bytes:
         **manifest._asdict(),
         "tables": {name: table._asdict() for name, table in manifest.tables.items()},
         "live": {path: part._asdict() for path, part in manifest.live.items()},
+        "row_files": {name: place._asdict() for name, place in manifest.row_files.items()},
         "inputs": [_input_entry(given) for given in manifest.inputs],
         "outputs": [_input_entry(output) for output in manifest.outputs],
         "files": {name: sums._asdict() for name, sums in manifest.files.items()},
     }
-    if not manifest.live:
-        del content["live"]
+    for name in ("live", "row_files"):
+        if not content[name]:
+            del content[name]
     if manifest.base is None:
         del content["base"], content["unused"]
     else:
@@ -181,6 +200,8 @@ def _manifest_of(content: dict[str, Any]) -> PackageManifest:
     del content["format"], content["format_version"], content["crc32c"]
     content["tables"] = {name: ServedTable(**t) for name, t in content["tables"].items()}
     content["live"] = {path: LivePart(**p) for path, p in content.get("live", {}).items()}
+    places = content.get("row_files", {})
+    content["row_files"] = {name: RowFilePlace(**place) for name, place in places.items()}
     base = content.get("base")
     content["base"] = None if base is None else PackageBase(**base)
     content["inputs"] = [_input_of(entry) for entry in content["inputs"]]
@@ -206,6 +227,10 @@ def _check_types(manifest: PackageManifest) -> None:
     ]
     for part in manifest.live.values():
         lists += [("live", part.tables, str), ("live", part.formats, int), ("live", part.rows, int)]
+    for place in manifest.row_files.values():
+        lists += [("row_files", [place.file], str), ("row_files", [place.rows, place.bytes], int)]
+        if "/" in str(place.file):
+            wrong.append("row_files")
     for name, values, kind in lists:
         if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
             wrong.append(name)
@@ -232,6 +257,7 @@ __all__ = [
     "TABLES",
     "LivePart",
     "PackageManifest",
+    "RowFilePlace",
     "ServedTable",
     "manifest_text",
     "read_package_manifest",

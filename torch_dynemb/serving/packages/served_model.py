@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from torch_dynemb._library.library import raises_typed_errors
 from torch_dynemb.delta_log.follower import Follower
 from torch_dynemb.serving.live_state import LiveUpdate
 from torch_dynemb.serving.packages.inputs import Input, InputChecks, shape_text
@@ -249,6 +250,7 @@ class ServedModel:
         with self._counting:
             self._missing += counts.to(self._missing.device)
 
+    @raises_typed_errors
     def _run(self, tensors: list[Tensor]) -> list[Tensor]:
         with self._open("run").reading() as loaded:
             with loaded.running:

@@ -46,6 +46,17 @@ class CacheSize:
             wanted = self.value * share / (slot_bytes if self.unit == "bytes" else 1)
         return max(LEAST_SLOTS, int(wanted))
 
+    def part(self, of: int, rows: int, row_bytes: int) -> int:
+        """Return the bytes that a part of the rows gets.
+
+        Args:
+            of: bytes of this part's rows.
+            rows, row_bytes: number and bytes of all rows that share the cache.
+        """
+        if self.unit == "fraction":
+            return int(self.value * of)
+        return int(self.value * of / max(1, rows if self.unit == "rows" else row_bytes))
+
     def most_slots(self, given: str, rows: int, slot_bytes: int, share: float) -> int:
         """Return the most slots that the cache of a slab on a GPU should have.
 
