@@ -13,6 +13,7 @@ from redis_cluster import ClusterOfServers
 from redis_server import RedisServer, calling_before
 from test_redis_rows import published, start
 from torch import nn
+from torch.ao.quantization import PlaceholderObserver, QConfig
 
 import torch_dynemb as td
 from torch_dynemb.delta_log import DeltaLog, RedisRows
@@ -157,5 +158,8 @@ def test_what_cannot_be_served_is_refused(server: RedisServer, tmp_path: Path) -
         served.model.one.sizes()
     with pytest.raises(TypeError, match=r"RemoteModel\.require: position is 3"):
         served.require(3)
+    served.model.one.qconfig = QConfig(PlaceholderObserver, PlaceholderObserver)
+    with pytest.raises(TypeError, match="has its rows in files or in Redis, where they stay"):
+        td.serving.FrozenEmbedding.from_float(served.model.one)
     with pytest.raises(TypeError, match="in a file or in Redis, of which a search would read"):
         td.retrieval.top_k(torch.randn(1, 8), served.model.one, 1)
