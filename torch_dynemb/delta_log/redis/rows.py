@@ -329,7 +329,7 @@ class RedisRows:
             layout = Layout(self.name, shards, columns)
             self._check_free(layout)
             writer = self._lock()
-            self._read()  # another program may have loaded other tables until then
+            self._read()  # likewise
             self._put({"position": ""})
             writer.take(self._layout.all_keys(), "drop")
             self._layout = layout
@@ -349,15 +349,15 @@ class RedisRows:
 
     def _check_free(self, layout: Layout) -> None:
         """Raise ValueError if a key of a table has a value of another program."""
-        own = set(self._layout.all_keys())
-        keys = [key for key in layout.all_keys() if key not in own]
-        keys += [staged(key) for key in keys]
+        keys = [*layout.all_keys(), *map(staged, layout.all_keys())]
         calls = [Call((key,), (), command="EXISTS") for key in keys]
-        found = [key for key, count in zip(keys, self._answers(calls), strict=True) if count > 0]
+        found = {key for key, count in zip(keys, self._answers(calls), strict=True) if count > 0}
+        self._read()  # another program may have loaded rows until then
+        found -= {*self._layout.all_keys(), *map(staged, self._layout.all_keys())}
         if found:
             raise ValueError(
                 f"RedisRows.load: {self!r} has {len(found)} keys of another program where rows "
-                f"belong, such as {found[0]!r}: take another name"
+                f"belong, such as {min(found)!r}: take another name"
             )
 
     # -- rows ----------------------------------------------------------------------------------
