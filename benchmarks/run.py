@@ -55,6 +55,7 @@ BENCHMARKS = (
     "tiers",
     "live_serving",
     "serving",
+    "remote_rows",
     "quantized_rows",
     "ops",
 )

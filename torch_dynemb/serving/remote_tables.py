@@ -158,7 +158,7 @@ class RemoteTables(CountedTables):
     def _slab(self, meta: Tensor, slab: int, rows: list[Tensor]) -> Tensor:
         """Return the rows of a slab, at least one, as kernels need."""
         dim = int(meta[meta[:, Meta.SLAB] == slab, Meta.DIM][0])
-        rows = [of for of in rows if len(of) > 0] or [torch.zeros(1, dim)]
+        rows = [of for of in rows if len(of) > 0] or [torch.zeros(1, dim, device="cpu")]
         return torch.cat(rows).to(meta.device, self._dtypes[slab])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RemoteTables:

@@ -13,7 +13,7 @@ from torch_dynemb.delta_log.redis.connection import is_cluster, redis_errors
 _MOST_NODES = 64  # that are asked at the same time
 
 
-class Call(NamedTuple):
+class Command(NamedTuple):
     """A command for one key.
 
     Attributes:
@@ -52,7 +52,7 @@ class Nodes:
         self._pool: ThreadPoolExecutor | None = None
         self._process = os.getpid()
 
-    def answers(self, owner: str, calls: Sequence[Call]) -> list[Any]:
+    def answers(self, owner: str, calls: Sequence[Command]) -> list[Any]:
         """Send commands to the nodes of their keys, and wait for all answers.
 
         Args:
@@ -94,7 +94,7 @@ class Nodes:
             with redis_errors("RedisRows", self.client):
                 self.client.nodes_manager.initialize()
 
-    def _of_node(self, owner: str, node: Any, calls: Sequence[Call]) -> list[Any]:
+    def _of_node(self, owner: str, node: Any, calls: Sequence[Command]) -> list[Any]:
         try:
             with redis_errors(owner, self.client):
                 client = self.client.get_redis_connection(node)
@@ -102,7 +102,7 @@ class Nodes:
             return [error] * len(calls)
         return self._ask(owner, client, calls)
 
-    def _ask(self, owner: str, client: Any, calls: Sequence[Call]) -> list[Any]:
+    def _ask(self, owner: str, client: Any, calls: Sequence[Command]) -> list[Any]:
         """Send commands to one node as one message."""
         from redis.exceptions import AskError, MovedError
 
@@ -145,4 +145,4 @@ def _hash(script: str) -> str:
     return sha1(script.encode()).hexdigest()
 
 
-__all__ = ["Call", "Nodes"]
+__all__ = ["Command", "Nodes"]

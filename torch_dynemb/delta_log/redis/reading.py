@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described, flag
-from torch_dynemb.delta_log.redis.nodes import Call, Nodes
-from torch_dynemb.delta_log.redis.row_keys import Layout, RowPosition, position_of
-from torch_dynemb.delta_log.redis.row_values import rows_of, shard_of, values_by_shard
+from torch_dynemb.delta_log.redis.nodes import Command, Nodes
+from torch_dynemb.delta_log.redis.row_keys import RowKeys, RowPosition, parsed_position
+from torch_dynemb.delta_log.redis.row_values import rows_of_values, shard_of, values_by_shard
 from torch_dynemb.errors import NewBaseNeededError, ReplacedError
+from torch_dynemb.process.torch_modes import plain_torch
 
 _MOST_WAIT = 0.02  # seconds between two readings
 
@@ -73,12 +74,12 @@ class _Reading(NamedTuple):
     places: Tensor
 
 
-class RowReader:
+class RemoteReader:
     """Reader of rows; any number of threads use it.
 
     Args:
         nodes: servers with the rows.
-        layout: reads the present layout.
+        layout: reads the present position and layout.
         owner: name of the rows in errors.
         timeout: seconds until rows of one commit must be found.
         retries: number of further readings after lost connections.
@@ -87,14 +88,14 @@ class RowReader:
     def __init__(
         self,
         nodes: Nodes,
-        layout: Callable[[], Layout],
+        layout: Callable[[], tuple[RowPosition, RowKeys]],
         owner: str,
         timeout: float,
         retries: int,
     ) -> None:
         self._nodes, self._find_layout, self._owner = nodes, layout, owner
         self._timeout, self._retries = timeout, retries
-        self._layout: Layout | None = None
+        self._layout: tuple[RowPosition, RowKeys] | None = None
 
     def read(self, table: str, ids: Tensor, *, mixed: bool = False) -> RowsRead:
         """Read rows of a table; see :meth:`RedisRows.read`."""
@@ -102,6 +103,7 @@ class RowReader:
         rows, found, places = of_table
         return RowsRead(rows[places], found[places], positions)
 
+    @plain_torch()
     def read_all(self, asked: Sequence[tuple[str, Tensor]], *, mixed: bool = False) -> AllRows:
         """Read rows of several tables by one round trip a node; see :meth:`RedisRows.read`.
 
@@ -120,8 +122,8 @@ class RowReader:
                 )
         until, lost, waits = time.monotonic() + self._timeout, 0, 0
         while True:
-            layout = self._layout or self._find_layout()
-            self._layout = layout
+            self._layout = self._layout or self._find_layout()
+            position, layout = self._layout
             for table, _ in asked:
                 if table not in layout.columns:
                     raise KeyError(
@@ -137,9 +139,10 @@ class RowReader:
                     raise
                 self._nodes.refresh()
                 continue
-            positions = sorted({position_of(text) for text in texts}, key=_age)
-            if any(shards != layout.shards for shards, _ in positions):
-                self._layout = None  # another load
+            positions = sorted({parsed_position(text) for text in texts}, key=_age)
+            loads = {(shards, of.base) for shards, of in positions}
+            if loads - {(layout.shards, position.base)}:
+                self._layout = None  # other tables may have been loaded
             elif len(positions) <= 1 or (mixed and time.monotonic() >= until):
                 tables = self._results(layout, readings, found)
                 return AllRows(tables, tuple(of for _, of in positions))
@@ -153,14 +156,14 @@ class RowReader:
             waits += 1
 
     def _ask(
-        self, layout: Layout, readings: Sequence[_Reading]
+        self, layout: RowKeys, readings: Sequence[_Reading]
     ) -> tuple[list[list[bytes | None]], set[bytes]]:
         """Return a value for each unique id, and the positions of all hashes that were read."""
         calls, numbers = [], []
         for number, (table, ids, _) in enumerate(readings):
             for shard, items in values_by_shard(ids, layout.shards):
                 key = layout.key(table, shard)
-                calls.append(Call((key,), (b"position", *items), command="HMGET"))
+                calls.append(Command((key,), (b"position", *items), command="HMGET"))
                 numbers.append(number)
         answers = self._nodes.answers("RedisRows.read", calls)
         for answer in answers:
@@ -181,13 +184,13 @@ class RowReader:
         return found, texts
 
     def _results(
-        self, layout: Layout, readings: Sequence[_Reading], found: list[list[bytes | None]]
+        self, layout: RowKeys, readings: Sequence[_Reading], found: list[list[bytes | None]]
     ) -> list[UniqueRows]:
         results = []
         for (table, _, places), values in zip(readings, found, strict=True):
             has_row = torch.tensor([value is not None for value in values], dtype=torch.bool)
-            rows = torch.zeros(len(values), layout.columns[table])
-            rows[has_row] = rows_of(
+            rows = torch.zeros(len(values), layout.columns[table], dtype=torch.float32)
+            rows[has_row] = rows_of_values(
                 f"RedisRows.read: table {table!r} of {self._owner}",
                 [value for value in values if value is not None],
                 layout.columns[table],
@@ -214,4 +217,4 @@ def _named(positions: Sequence[tuple[int, RowPosition]]) -> str:
     )
 
 
-__all__ = ["AllRows", "RowReader", "RowsRead", "UniqueRows"]
+__all__ = ["AllRows", "RemoteReader", "RowsRead", "UniqueRows"]

@@ -31,7 +31,7 @@ class RowPosition(NamedTuple):
         return " ".join(map(str, (shards, self.base, *commit)))
 
 
-def position_of(text: bytes) -> tuple[int, RowPosition]:
+def parsed_position(text: bytes) -> tuple[int, RowPosition]:
     """Return the number of hashes of a table, and the position.
 
     Args:
@@ -42,7 +42,7 @@ def position_of(text: bytes) -> tuple[int, RowPosition]:
     return int(shards), RowPosition(base, sequence, tuple(map(int, commit[1:])))
 
 
-class Layout(NamedTuple):
+class RowKeys(NamedTuple):
     """Keys of the rows of a name.
 
     Attributes:
@@ -74,9 +74,9 @@ class Layout(NamedTuple):
                 yield self.key(table, shard)
 
 
-def staged(key: str) -> str:
+def key_of_staged(key: str) -> str:
     """Return the key of the rows of a commit that is not applied yet, in the slot of a hash."""
     return f"{{{key}}}:next"
 
 
-__all__ = ["LAYOUT", "Layout", "RowPosition", "position_of", "staged"]
+__all__ = ["LAYOUT", "RowKeys", "RowPosition", "key_of_staged", "parsed_position"]

@@ -68,7 +68,7 @@ def values_of(rows: Tensor) -> list[bytes]:
     return [text[begin : begin + size] for begin in range(0, len(text), size)]
 
 
-def rows_of(owner: str, values: Sequence[bytes], columns: int) -> Tensor:
+def rows_of_values(owner: str, values: Sequence[bytes], columns: int) -> Tensor:
     """Return the rows of some values.
 
     Args:
@@ -84,7 +84,7 @@ def rows_of(owner: str, values: Sequence[bytes], columns: int) -> Tensor:
         DamagedFileError: a value is not a row of these columns.
     """
     if not values:
-        return torch.empty(0, columns)
+        return torch.empty(0, columns, dtype=torch.float32)
     version, number, _ = _HEAD.unpack_from(values[0].ljust(_HEAD.size, b"\0"))
     dtypes = [dtype for dtype, of in DTYPES.items() if of == number]
     if version != VERSION or not dtypes:
@@ -130,7 +130,7 @@ __all__ = [
     "DTYPES",
     "VERSION",
     "ShardOfRows",
-    "rows_of",
+    "rows_of_values",
     "shard_of",
     "values_by_shard",
     "values_of",

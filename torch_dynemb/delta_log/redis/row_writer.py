@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch_dynemb.delta_log.redis.nodes import Call, Nodes
-from torch_dynemb.delta_log.redis.row_keys import staged
+from torch_dynemb.delta_log.redis.nodes import Command, Nodes
+from torch_dynemb.delta_log.redis.row_keys import key_of_staged
 from torch_dynemb.delta_log.redis.row_scripts import LOCK, TAKE
 from torch_dynemb.errors import InUseError, NewBaseNeededError
 
@@ -44,7 +44,7 @@ class RowWriter:
 
     def _lock(self, epoch: int, writer: str) -> str:
         (found,) = self._nodes.answers(
-            "RedisRows", [Call((self._name,), (epoch, self._uuid, writer), LOCK)]
+            "RedisRows", [Command((self._name,), (epoch, self._uuid, writer), LOCK)]
         )
         if isinstance(found, Exception):
             raise found
@@ -69,7 +69,7 @@ class RowWriter:
             for begin in range(0, len(wanted), _KEYS):
                 some = wanted[begin : begin + _KEYS]
                 args = (self._writer, self._epoch, how)
-                calls = [Call((key, staged(key)), args, TAKE) for key in some]
+                calls = [Command((key, key_of_staged(key)), args, TAKE) for key in some]
                 for key, found in zip(some, self._answers(calls), strict=True):
                     later = max(later, int((found[0] or b"0").split()[0]))
                     positions[key] = found[1]
@@ -96,7 +96,7 @@ class RowWriter:
         for key, more in values.items():
             changes = self._changes[key]
             args = (self._writer, changes.least, changes.most, *more)
-            calls.append(Call((key, staged(key)), args, script))
+            calls.append(Command((key, key_of_staged(key)), args, script))
         for key in values:
             self._changes[key].most += 1
         answers = self._nodes.answers("RedisRows", calls)
@@ -107,7 +107,7 @@ class RowWriter:
             if answer is not None:
                 raise self._refused(bytes(answer))
 
-    def _answers(self, calls: Sequence[Call]) -> list[Any]:
+    def _answers(self, calls: Sequence[Command]) -> list[Any]:
         return self._checked(self._nodes.answers("RedisRows", calls))
 
     def _checked(self, answers: list[Any]) -> list[Any]:

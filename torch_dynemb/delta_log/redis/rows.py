@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any, NoReturn
 
@@ -22,14 +23,14 @@ from torch_dynemb.delta_log.redis.connection import (
     place_of,
     redis_errors,
 )
-from torch_dynemb.delta_log.redis.nodes import Call, Nodes
-from torch_dynemb.delta_log.redis.reading import RowReader, RowsRead
+from torch_dynemb.delta_log.redis.nodes import Command, Nodes
+from torch_dynemb.delta_log.redis.reading import RemoteReader, RowsRead
 from torch_dynemb.delta_log.redis.row_keys import (
     LAYOUT,
-    Layout,
+    RowKeys,
     RowPosition,
-    position_of,
-    staged,
+    key_of_staged,
+    parsed_position,
 )
 from torch_dynemb.delta_log.redis.row_scripts import ADVANCE, PUT, STAGE
 from torch_dynemb.delta_log.redis.row_values import values_by_shard
@@ -41,6 +42,7 @@ from torch_dynemb.process.torch_modes import plain_torch
 _ROWS = 4096  # of one round trip
 _SHARDS = 256
 _MOST_SHARDS = 1 << 20
+_APPLIED = 1 << 18  # rows that are applied in one round trip, below a second
 _KEYS = 1024  # of one round trip without rows
 
 
@@ -120,10 +122,10 @@ class RedisRows:
         self._nodes = Nodes(self._client)
         self._shards = shards
         self._base = ""
-        self._layout = Layout(name, 0, {})  # that of the last reading
+        self._layout = RowKeys(name, 0, {})  # of the rows that this program writes
         self._writer: RowWriter | None = None  # None: neither load nor follow was called
         self._positions: dict[str, RowPosition | None] = {}  # of hashes, while this is the writer
-        self.reader = RowReader(self._nodes, self._found_layout, repr(self), timeout, retries)
+        self.reader = RemoteReader(self._nodes, self._found_layout, repr(self), timeout, retries)
 
     def __repr__(self) -> str:
         return f"RedisRows({place_of(self._client)}, name={self.name!r})"
@@ -145,7 +147,7 @@ class RedisRows:
             UnsupportedFormatError: the rows have another format version.
             OSError, RuntimeError: the server fails.
         """
-        position = self._read()
+        position, _ = self._read()
         return None if position is None else position.sequence
 
     @property
@@ -157,11 +159,10 @@ class RedisRows:
             UnsupportedFormatError: the rows have another format version.
             OSError, RuntimeError: the server fails.
         """
-        return dict(self._found_layout().columns)
+        return dict(self._found_layout()[1].columns)
 
     # -- reading -------------------------------------------------------------------------------
 
-    @plain_torch()
     def read(self, table: str, ids: Tensor, *, mixed: bool = False) -> RowsRead:
         """Read the rows of some ids, by one round trip to each node, to all nodes at once.
 
@@ -188,14 +189,15 @@ class RedisRows:
         """
         return self.reader.read(table, ids, mixed=mixed)
 
-    def _found_layout(self) -> Layout:
-        """Return the layout of the rows in the server."""
-        if self._read() is None:
+    def _found_layout(self) -> tuple[RowPosition, RowKeys]:
+        """Return position and layout of whole rows in the server."""
+        position, layout = self._read()
+        if position is None:
             raise ValueError(
                 f"RedisRows.read: {self!r} has no whole rows: wait until follow(log) or "
                 "load(checkpoint) has returned in the program that writes them"
             )
-        return self._layout
+        return position, layout
 
     # -- following -----------------------------------------------------------------------------
 
@@ -219,10 +221,10 @@ class RedisRows:
             NoRoomError, OSError, RuntimeError: the server fails.
         """
         sinks = sinks_of(log)
-        position = self._read()
+        position, _ = self._read()
         if position is not None:
             writer = self._lock()
-            before = self._read()  # another program may have written until then
+            before, self._layout = self._read()  # another program may have written until then
             position = self._taken(writer)
             if position is not None and position != before:
                 self._put({"position": position.text(self._layout.shards)})
@@ -266,14 +268,15 @@ class RedisRows:
             NoRoomError, OSError, RuntimeError: the server fails. The number is that before, and the
                 next update writes the commit again.
         """
-        if self._writer is None:
+        if self._writer is None or None in self._positions.values():
             raise RuntimeError(
                 "RedisRows.apply: no base is loaded: call follow(log), which loads it"
             )
         after = RowPosition(self._base, commit.sequence, commit.chains)
-        behind = [key for key, position in self._positions.items() if self._lacks(position, after)]
+        positions = self._positions.items()
+        behind = [key for key, position in positions if position and self._lacks(position, after)]
         if behind:
-            left, sent = set(behind), set[str]()
+            left, sent = set(behind), Counter[str]()
             for name, delta in commit.tables.items():
                 if _has_changes(delta):
                     self._stage(name, delta.removed, None, left, sent)
@@ -281,9 +284,8 @@ class RedisRows:
             self._advance(behind, after, sent)
         self._put({"position": after.text(self._layout.shards)})
 
-    def _lacks(self, position: RowPosition | None, after: RowPosition) -> bool:
+    def _lacks(self, position: RowPosition, after: RowPosition) -> bool:
         """Return whether a hash lacks a commit; nodes that come back may have later ones."""
-        assert position is not None
         assert after.sequence is not None
         if position.sequence == after.sequence and position != after:
             raise NewBaseNeededError(
@@ -310,7 +312,6 @@ class RedisRows:
             DamagedFileError: a file is damaged.
             NoRoomError, OSError, RuntimeError: the server fails.
         """
-        self._read()
         self._load(checkpoint)
 
     def _load(self, checkpoint: str | PathLike[str]) -> RowPosition:
@@ -324,14 +325,16 @@ class RedisRows:
                 _check_dtype(name, PACKED if table.packed else str(table.dtype))
             with redis_errors("RedisRows.load", self._client):
                 check_keeps_keys("RedisRows.load", self._client)
-            shards = _SHARDS if self._shards is None else self._shards
+            position, own = self._read()
+            shards = self._shards or (_SHARDS if position is None else own.shards)
             columns = {name: table.embedding_dim for name, table in saved.tables.items()}
-            layout = Layout(self.name, shards, columns)
+            layout = RowKeys(self.name, shards, columns)
             self._check_free(layout)
             writer = self._lock()
-            self._read()  # likewise
+            self._positions = {"": None}  # until all is loaded
+            _, before = self._read()  # another program may have loaded other tables until then
             self._put({"position": ""})
-            writer.take(self._layout.all_keys(), "drop")
+            writer.take(before.all_keys(), "drop")
             self._layout = layout
             self._put({"shards": shards, "tables": json.dumps(columns)})
             keys = list(layout.all_keys())
@@ -343,17 +346,17 @@ class RedisRows:
             self._base = saved.uuid
             position = RowPosition(saved.uuid)
             self._positions = dict.fromkeys(keys)
-            self._advance(keys, position, set())
+            self._advance(keys, position, Counter())
             self._put({"position": position.text(shards)})
         return position
 
-    def _check_free(self, layout: Layout) -> None:
+    def _check_free(self, layout: RowKeys) -> None:
         """Raise ValueError if a key of a table has a value of another program."""
-        keys = [*layout.all_keys(), *map(staged, layout.all_keys())]
-        calls = [Call((key,), (), command="EXISTS") for key in keys]
+        keys = [*layout.all_keys(), *map(key_of_staged, layout.all_keys())]
+        calls = [Command((key,), (), command="EXISTS") for key in keys]
         found = {key for key, count in zip(keys, self._answers(calls), strict=True) if count > 0}
-        self._read()  # another program may have loaded rows until then
-        found -= {*self._layout.all_keys(), *map(staged, self._layout.all_keys())}
+        _, own = self._read()  # another program may have loaded rows until then
+        found -= {*own.all_keys(), *map(key_of_staged, own.all_keys())}
         if found:
             raise ValueError(
                 f"RedisRows.load: {self!r} has {len(found)} keys of another program where rows "
@@ -363,7 +366,7 @@ class RedisRows:
     # -- rows ----------------------------------------------------------------------------------
 
     def _stage(
-        self, table: str, ids: Tensor, rows: Tensor | None, left: set[str], sent: set[str]
+        self, table: str, ids: Tensor, rows: Tensor | None, left: set[str], sent: Counter[str]
     ) -> None:
         """Send changes of a commit.
 
@@ -372,7 +375,7 @@ class RedisRows:
             ids: int64 [n].
             rows: [n, columns]; None: the ids are removed.
             left: keys of the hashes that lack the commit.
-            sent: keys of those that got changes; more are added.
+            sent: numbers of changes by key; more are added.
         """
         assert self._writer is not None
         for begin in range(0, len(ids), _ROWS):
@@ -382,20 +385,20 @@ class RedisRows:
             for shard, items in values_by_shard(ids[some], self._layout.shards, of_rows):
                 key = self._layout.key(table, shard)
                 if key in left:
-                    fields = (
-                        items if rows is not None else [word for id in items for word in (id, b"")]
-                    )
-                    values[key] = ["0" if key in sent else "1", *fields]
+                    if rows is None:
+                        items = [word for id in items for word in (id, b"")]
+                    values[key] = [b"0" if key in sent else b"1", *items]
             self._writer.change(STAGE, values)
-            sent.update(values)
+            for key, (_, *fields) in values.items():
+                sent[key] += len(fields) // 2
 
-    def _advance(self, keys: list[str], after: RowPosition, sent: set[str]) -> None:
+    def _advance(self, keys: list[str], after: RowPosition, sent: Counter[str]) -> None:
         """Apply the commit of a position in some hashes."""
         assert self._writer is not None
         shards = self._layout.shards
-        for begin in range(0, len(keys), _KEYS):
+        for some in _pieces(keys, sent):
             values = {}
-            for key in keys[begin : begin + _KEYS]:
+            for key in some:
                 before = self._positions[key]
                 text = "" if before is None else before.text(shards)
                 values[key] = (text, after.text(shards), "1" if key in sent else "0")
@@ -404,14 +407,13 @@ class RedisRows:
 
     # -- first hash ----------------------------------------------------------------------------
 
-    def _read(self) -> RowPosition | None:
-        """Return the position in the server; None: whole rows are missing."""
+    def _read(self) -> tuple[RowPosition | None, RowKeys]:
+        """Return the position in the server, None if whole rows are missing, and the layout."""
         with redis_errors("RedisRows", self._client):
             check_kinds("RedisRows", self._client, {self.name: "hash"})
             found = self._client.hgetall(self.name)
         if not found:
-            self._layout = Layout(self.name, 0, {})
-            return None
+            return None, RowKeys(self.name, 0, {})
         if b"version" not in found:
             raise ValueError(
                 f"RedisRows: {self!r} has keys of another program under its name: take another name"
@@ -422,16 +424,16 @@ class RedisRows:
                 f"this library writes {LAYOUT}: take another name"
             )
         columns = json.loads(found.get(b"tables", b"{}"))
-        self._layout = Layout(self.name, int(found.get(b"shards", 0)), columns)
+        layout = RowKeys(self.name, int(found.get(b"shards", 0)), columns)
         if not found.get(b"position"):
-            return None
-        shards, position = position_of(found[b"position"])
+            return None, layout
+        shards, position = parsed_position(found[b"position"])
         if self._shards not in (None, shards):
             raise ValueError(
                 f"RedisRows: shards is {self._shards}, but {self!r} has {shards} for each table: "
                 "leave shards out, or take another name"
             )
-        return position
+        return position, layout
 
     def _lock(self) -> RowWriter:
         """Lock the rows for this program, in place of another program."""
@@ -442,7 +444,7 @@ class RedisRows:
         """Take all hashes; return the position that all have, or None if some have none."""
         shards = self._layout.shards
         found = writer.take(self._layout.all_keys(), "keep")
-        positions = {key: position_of(text) for key, text in found.items() if text}
+        positions = {key: parsed_position(text) for key, text in found.items() if text}
         bases = {(of, position.base) for of, position in positions.values()}
         if len(positions) < len(found) or len(bases) != 1 or (of := bases.pop())[0] != shards:
             return None
@@ -456,12 +458,25 @@ class RedisRows:
         items = [word for item in fields.items() for word in item]
         self._writer.change(PUT, {self.name: items})
 
-    def _answers(self, calls: list[Call]) -> list[Any]:
+    def _answers(self, calls: list[Command]) -> list[Any]:
         answers = self._nodes.answers("RedisRows", calls)
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
         return answers
+
+
+def _pieces(keys: list[str], sent: Counter[str]) -> Iterator[list[str]]:
+    """Divide hashes into those of one message, which a node applies in time."""
+    piece, rows = list[str](), 0
+    for key in keys:
+        if piece and (len(piece) >= _KEYS or rows + sent[key] > _APPLIED):
+            yield piece
+            piece, rows = [], 0
+        piece.append(key)
+        rows += sent[key]
+    if piece:
+        yield piece
 
 
 def _has_changes(delta: TableDelta) -> bool:
