@@ -68,13 +68,14 @@ SMALL = {
     "retrieval": ["--ids", "2000"],
     "live_serving": ["--ids", "2000", "--only", "D=16"],
     "serving": ["--ids", "100", "--calls", "2", "--only", "Python, B=1 "],
+    "remote_rows": ["--ids", "2000", "--calls", "2", "--only", "one server, 256"],
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
     "live_resharding": ["--ids", "2000", "--only", "table_wise to row_wise"],
 }
 SLOW = (  # 5 seconds and more each
     *("assign", "checkpoint", "dcp_load", "feature_ops", "freshness", "lifecycle"),
-    *("live_resharding", "live_serving", "optimizers", "overhead", "replica_sync", "retrieval"),
-    *("scale_out", "serving", "torchrec_step", "two_ranks"),
+    *("live_resharding", "live_serving", "optimizers", "overhead", "remote_rows", "replica_sync"),
+    *("retrieval", "scale_out", "serving", "torchrec_step", "two_ranks"),
 )
 TORCHREC = (
     *("dcp_load", "lifecycle", "live_resharding", "replica_sync", "scale_out", "torchrec_step"),

@@ -188,8 +188,12 @@ class RemoteReader:
     ) -> list[UniqueRows]:
         results = []
         for (table, _, places), values in zip(readings, found, strict=True):
-            has_row = torch.tensor([value is not None for value in values], dtype=torch.bool)
-            rows = torch.zeros(len(values), layout.columns[table], dtype=torch.float32)
+            has_row = torch.tensor(
+                [value is not None for value in values], dtype=torch.bool, device="cpu"
+            )
+            rows = torch.zeros(
+                len(values), layout.columns[table], dtype=torch.float32, device="cpu"
+            )
             rows[has_row] = rows_of_values(
                 f"RedisRows.read: table {table!r} of {self._owner}",
                 [value for value in values if value is not None],
@@ -203,7 +207,7 @@ def _reading(table: str, ids: Tensor, shards: int) -> _Reading:
     unique, places = ids.unique(return_inverse=True)
     order = shard_of(unique, shards).argsort(stable=True)
     moved = torch.empty_like(order)
-    moved[order] = torch.arange(len(order))
+    moved[order] = torch.arange(len(order), device="cpu")
     return _Reading(table, unique[order], moved[places])
 
 

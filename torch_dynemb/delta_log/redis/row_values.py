@@ -84,7 +84,7 @@ def rows_of_values(owner: str, values: Sequence[bytes], columns: int) -> Tensor:
         DamagedFileError: a value is not a row of these columns.
     """
     if not values:
-        return torch.empty(0, columns, dtype=torch.float32)
+        return torch.empty(0, columns, dtype=torch.float32, device="cpu")
     version, number, _ = _HEAD.unpack_from(values[0].ljust(_HEAD.size, b"\0"))
     dtypes = [dtype for dtype, of in DTYPES.items() if of == number]
     if version != VERSION or not dtypes:
