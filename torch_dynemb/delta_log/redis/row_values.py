@@ -94,14 +94,18 @@ def rows_of_values(owner: str, values: Sequence[bytes], columns: int) -> Tensor:
         )
     head = _HEAD.pack(version, number, columns)
     size = len(head) + columns * dtypes[0].itemsize
-    if any(len(value) != size or not value.startswith(head) for value in values):
+    is_whole = set(map(len, values)) == {size}
+    if is_whole:
+        text = torch.frombuffer(bytearray(b"".join(values)), dtype=torch.uint8)
+        heads, numbers = text.view(len(values), size).split([len(head), size - len(head)], 1)
+        is_whole = bool((heads == torch.frombuffer(bytearray(head), dtype=torch.uint8)).all())
+    if not is_whole:
         raise DamagedFileError(
             f"{owner}: a value is not a row of {columns} columns of {dtypes[0]}, {size} bytes: "
             "load a checkpoint again"
         )
-    text = torch.frombuffer(bytearray(b"".join(values)), dtype=torch.uint8)
-    numbers = text.view(len(values), size)[:, len(head) :].contiguous()
-    return numbers.view(dtypes[0]).float()
+    rows: Tensor = numbers.contiguous().view(dtypes[0])
+    return rows.float()
 
 
 def values_by_shard(ids: Tensor, shards: int, rows: Tensor | None = None) -> Iterator[ShardOfRows]:
