@@ -46,17 +46,24 @@ class ClusterOfServers(NamedTuple):
         """The port of the node that has a key."""
         return self.ports[self.nodes.index(self.node_of(key))]
 
-    def move(self, slot: int, before: RedisServer, after: RedisServer) -> None:
-        """Move a slot with its keys from one node to another, as redis-cli does."""
-        names = {node: node.client().execute_command("CLUSTER MYID") for node in self.nodes}
+    def begin_move(self, slot: int, before: RedisServer, after: RedisServer) -> None:
+        """Move the keys of a slot from one node to another, as redis-cli does."""
+        names = self._names()
         client = before.client()
         after.client().cluster("SETSLOT", slot, "IMPORTING", names[before])
         client.cluster("SETSLOT", slot, "MIGRATING", names[after])
         for key in client.cluster("GETKEYSINSLOT", slot, 1000):
             port = self.ports[self.nodes.index(after)]
             client.migrate("127.0.0.1", port, key, 0, 60_000)
+
+    def end_move(self, slot: int, before: RedisServer, after: RedisServer) -> None:
+        """Give a slot to the other node, as redis-cli does."""
+        names = self._names()
         for node in (after, before, *self.nodes):
             node.client().cluster("SETSLOT", slot, "NODE", names[after])
+
+    def _names(self) -> dict[RedisServer, bytes]:
+        return {node: node.client().execute_command("CLUSTER MYID") for node in self.nodes}
 
     def wait(self) -> None:
         """Return once all nodes see the whole cluster."""

@@ -131,20 +131,22 @@ def redis_errors(owner: str, client: Any) -> Iterator[None]:
         raise TimeoutError(
             f"{owner}: {place} does not answer ({error}): check the server, then call again"
         ) from error
-    except (exceptions.MovedError, exceptions.AskError) as error:
-        raise ValueError(
-            f"{owner}: {place} is a node of a Redis Cluster: give 'redis+cluster://host:6379', or "
-            "a redis.cluster.RedisCluster"
-        ) from error
     except (
         exceptions.ConnectionError,
-        exceptions.ClusterDownError,
+        exceptions.ClusterError,
         exceptions.RedisClusterException,
+        exceptions.TryAgainError,
     ) as error:
         raise ConnectionError(
             f"{owner}: {place} cannot be reached ({error}): start the server, then call again"
         ) from error
     except exceptions.ResponseError as error:
+        is_text = str(error).startswith(("MOVED ", "ASK "))  # of redis 5
+        if is_text or isinstance(error, exceptions.AskError):
+            raise ValueError(
+                f"{owner}: {place} is a node of a Redis Cluster: give 'redis+cluster://host:6379', "
+                "or a redis.cluster.RedisCluster"
+            ) from error
         raise RuntimeError(f"{owner}: {place} refuses a command: {error}") from error
 
 

@@ -104,7 +104,7 @@ class Nodes:
 
     def _ask(self, owner: str, client: Any, calls: Sequence[Command]) -> list[Any]:
         """Send commands to one node as one message."""
-        from redis.exceptions import AskError, MovedError
+        from redis.exceptions import AskError, TryAgainError
 
         scripts = dict.fromkeys(call.script for call in calls if call.script)
         try:
@@ -121,7 +121,9 @@ class Nodes:
                 continue
             try:
                 with redis_errors(owner, client):
-                    if not is_cluster(self.client) or not isinstance(answer, MovedError | AskError):
+                    if not is_cluster(self.client) or not isinstance(
+                        answer, AskError | TryAgainError
+                    ):
                         raise answer
                     # the slot is at another node: this client follows, and learns where
                     found[place] = self.client.execute_command(*calls[place].words(by_hash=False))
