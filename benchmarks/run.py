@@ -56,6 +56,7 @@ BENCHMARKS = (
     "live_serving",
     "serving",
     "serving_load",
+    "remote_rows",
     "quantized_rows",
     "ops",
 )

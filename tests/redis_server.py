@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -68,6 +69,16 @@ class RedisServer:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The server gets messages, but answers none."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def client(self, **options: Any) -> Any:
         """A client that does not try again."""

@@ -69,13 +69,14 @@ SMALL = {
     "live_serving": ["--ids", "2000", "--only", "D=16"],
     "serving": ["--ids", "100", "--calls", "2", "--only", "Python, B=1 "],
     "serving_load": ["--ids", "100", "--only", "Python: "],
+    "remote_rows": ["--ids", "2000", "--calls", "2", "--only", "one server, 256"],
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
     "live_resharding": ["--ids", "2000", "--only", "table_wise to row_wise"],
 }
 SLOW = (  # 5 seconds and more each
     *("assign", "checkpoint", "dcp_load", "feature_ops", "freshness", "lifecycle"),
-    *("live_resharding", "live_serving", "optimizers", "overhead", "replica_sync", "retrieval"),
-    *("scale_out", "serving", "serving_load", "torchrec_step", "two_ranks"),
+    *("live_resharding", "live_serving", "optimizers", "overhead", "remote_rows", "replica_sync"),
+    *("retrieval", "scale_out", "serving", "serving_load", "torchrec_step", "two_ranks"),
 )
 TORCHREC = (
     *("dcp_load", "lifecycle", "live_resharding", "replica_sync", "scale_out", "torchrec_step"),
@@ -231,7 +232,7 @@ def test_an_unknown_benchmark_is_named(
         "NAME='speed': expected one of index, train_step, growth, scale, overhead, dlrm, "
         "two_ranks, lifecycle, assign, optimizers, retrieval, torchrec_step, replica_sync, "
         "scale_out, feature_ops, ragged, dcp_load, live_resharding, checkpoint, delta, freshness, "
-        "tiers, live_serving, serving, serving_load, quantized_rows, ops"
+        "tiers, live_serving, serving, serving_load, remote_rows, quantized_rows, ops"
     )
     assert expected in capsys.readouterr().err
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from redis_cluster import ClusterOfServers, running_cluster
 from redis_server import KEPT, RedisServer, running_server
 
 
@@ -26,3 +27,17 @@ def own_server() -> Iterator[RedisServer]:
     """A server that a test kills or configures."""
     with running_server(*KEPT) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def one_cluster() -> Iterator[ClusterOfServers]:
+    with running_cluster("--appendonly", "yes") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(one_cluster: ClusterOfServers) -> ClusterOfServers:
+    """An empty cluster that many tests share."""
+    for node in one_cluster.nodes:
+        node.client().flushall()
+    return one_cluster

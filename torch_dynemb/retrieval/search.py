@@ -156,8 +156,8 @@ def _searched_of(owner: str, items: object, table: int | str | None) -> _Searche
             source = _updated_source(served, number)
         else:
             raise TypeError(
-                f"{owner}: items has its rows in a file, of which a search would read all: search "
-                "a copy that torch_dynemb.freeze makes without storage="
+                f"{owner}: items has its rows in a file or in Redis, of which a search would read "
+                "all: search a copy that torch_dynemb.freeze makes without storage="
             )
         check_unpacked(owner, items, source.dim)
         return source

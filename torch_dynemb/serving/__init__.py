@@ -23,6 +23,7 @@ from torch_dynemb.serving.packages.inputs import Input, Size
 from torch_dynemb.serving.packages.live_package import LiveStats
 from torch_dynemb.serving.packages.load import load
 from torch_dynemb.serving.packages.served_model import ServedModel
+from torch_dynemb.serving.remote_tables import RemoteModel
 
 __all__ = [
     "Choices",
@@ -38,6 +39,7 @@ __all__ = [
     "LiveTables",
     "NoHeadroomError",
     "ReadOnly",
+    "RemoteModel",
     "ServedModel",
     "Size",
     "converted_dtype",

@@ -12,18 +12,22 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb._library.finalizers import finalize
 from torch_dynemb.argument_checks import table_number
+from torch_dynemb.delta_log.redis.rows import RedisRows
 from torch_dynemb.ops.columns import Table
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.serving.file_names import name_file
 from torch_dynemb.serving.frozen_tables import FrozenTables, copied_index
 from torch_dynemb.serving.missing import CountedTables, note_missing
+from torch_dynemb.serving.remote_tables import RemoteTables
 from torch_dynemb.serving.row_files import CopiedIndex, RowFolder
 from torch_dynemb.storage.tiers.configs import IO_PATHS
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.undisturbed import Undisturbed
 
-# where freeze() puts the rows of the tables that it copies; None: in memory
-ROWS_IN: ContextVar[RowFolder | None] = ContextVar("torch_dynemb.serving.ROWS_IN", default=None)
+# where freeze() puts the rows of the tables that it copies, or finds them; None: in memory
+ROWS_IN: ContextVar[RowFolder | RedisRows | None] = ContextVar(
+    "torch_dynemb.serving.ROWS_IN", default=None
+)
 
 
 class OpenedFile:
@@ -165,7 +169,7 @@ class FileTables(CountedTables):
         self._opened = opened or self._opened
 
 
-def read_only_tables(group: TableGroup, kept_because: str | None) -> FrozenTables | FileTables:
+def read_only_tables(group: TableGroup, kept_because: str | None) -> CountedTables:
     """Return a read-only copy of a group, where the running :func:`torch_dynemb.freeze` puts it.
 
     Args:
@@ -175,6 +179,8 @@ def read_only_tables(group: TableGroup, kept_because: str | None) -> FrozenTable
     folder = ROWS_IN.get()
     if folder is None:
         return FrozenTables(group, kept_because)
+    if isinstance(folder, RedisRows):
+        return RemoteTables(group, folder, kept_because)
     return FileTables(group, folder, kept_because)
 
 

@@ -17,10 +17,10 @@ from torch_dynemb.delta_log.targets import (
 )
 from torch_dynemb.nn.module_kinds import register_module
 from torch_dynemb.ops.columns import Meta
-from torch_dynemb.parts.table_parts import table_name
 from torch_dynemb.serving.live_commits import TableChange
 from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.live_models import live_tables
+from torch_dynemb.serving.table_names import names_in_log
 from torch_dynemb.serving.turns import Turns, turns_of
 from torch_dynemb.serving.whole_commits import (
     DenseChange,
@@ -68,22 +68,6 @@ class _LiveModel(WholeTarget):
                         break
 
 
-def names_in_log(owner: str, name: str, *, alone: bool) -> Iterator[str]:
-    """Return possible names of a frozen model's table in logs and checkpoints, likeliest first.
-
-    Args:
-        owner: path of the module that names the table.
-        name: of the table in that module.
-        alone: whether the module has no other table.
-    """
-    if alone:  # a DynamicEmbedding: its table is named after the module
-        yield owner or "embedding"
-    yield table_name(owner, name)
-    while owner:  # enclosing modules, which the trained model lacks
-        owner = owner.rpartition(".")[0]
-        yield table_name(owner, name)
-
-
 register_module(LiveTables, follower=_LiveModel)
 
-__all__ = ["names_in_log"]
+__all__: list[str] = []

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, overload
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
+from torch_dynemb.delta_log.redis.rows import RedisRows
 from torch_dynemb.distributed.dtensors import is_dtensor
 from torch_dynemb.nn.module_kinds import (
     RANK_CHOICES,
@@ -28,11 +29,13 @@ from torch_dynemb.policy.keep import Keep, check_keep
 from torch_dynemb.serving.file_tables import ROWS_IN, FileTables
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.missing import CountedTables, CountsMissing
+from torch_dynemb.serving.remote_tables import RemoteModel
 from torch_dynemb.serving.row_files import RowFolder
 from torch_dynemb.serving.row_formats import RowKind, check_rows
 from torch_dynemb.storage.tiers.configs import SSDStore
 
 Model = TypeVar("Model", bound=nn.Module)
+Storage = SSDStore | RedisRows
 
 
 @overload
@@ -43,7 +46,7 @@ def freeze(
     missing: Literal[False] = ...,
     rows: RowKind | None = ...,
     keep: Keep | None = ...,
-    storage: SSDStore | None = ...,
+    storage: Storage | None = ...,
 ) -> Model: ...
 
 
@@ -55,7 +58,7 @@ def freeze(
     missing: bool,
     rows: RowKind | None = ...,
     keep: Keep | None = ...,
-    storage: SSDStore | None = ...,
+    storage: Storage | None = ...,
 ) -> nn.Module: ...
 
 
@@ -66,7 +69,7 @@ def freeze(
     missing: bool = False,
     rows: RowKind | None = None,
     keep: Keep | None = None,
-    storage: SSDStore | None = None,
+    storage: Storage | None = None,
 ) -> nn.Module:
     """Copy a model in eval mode, with read-only dynamic tables.
 
@@ -103,11 +106,14 @@ def freeze(
             :class:`torch_dynemb.SSDStore`: in files of its ``path``, a new folder, with as many
             rows in memory as its ``cache`` says; ``disk`` and ``io`` mean what they mean there, and
             ``segment`` nothing. Rows are copied in pieces, so they need not fit in memory. The
-            files belong to the copy and must stay where they are; a process opens them once.
+            files belong to the copy and must stay where they are; a process opens them once. A
+            :class:`torch_dynemb.delta_log.RedisRows`: rows are read from Redis, by the names of
+            their tables in a checkpoint, and none is copied. The model needs none itself.
 
     Returns:
         A model of the same class, with read-only table modules. With ``missing``: a
-        :class:`torch_dynemb.serving.CountsMissing` of it. None on ranks that get no copy.
+        :class:`torch_dynemb.serving.CountsMissing` of it. None on ranks that get no copy. With rows
+        in Redis: a :class:`torch_dynemb.serving.RemoteModel`.
 
     Raises:
         TypeError: ``model`` is not a module, has parameters that are DTensors, or has tables of a
@@ -118,7 +124,8 @@ def freeze(
             has no dynamic tables. ``rows`` cannot hold the rows of a table: they have NaN, infinity
             or values beyond its range, or an odd number of columns with ``"int4"``. ``keep`` names
             an unknown table, or a score that a table does not keep. ``storage`` is given with a
-            frozen model.
+            frozen model, or has rows in Redis of other tables, or ``rows``, ``keep`` or
+            ``ranks="first"`` beside it.
         FileExistsError: the path of ``storage`` is not empty.
         DiskFullError: its disk is full; what was written is removed.
         HostMemoryError: rows of a table lie in a store or on other ranks, and the copy does not fit
@@ -142,6 +149,8 @@ def freeze(
     flag("freeze: missing", missing)
     check_rows("freeze", rows)
     _check_storage(model, storage)
+    if isinstance(storage, RedisRows):
+        return _with_remote_rows(model, storage, ranks, missing, rows, keep)
     kept = None if keep is None else _kept_tables(model, keep)
     folder = None if storage is None else RowFolder(storage, rows)
     frozen = _frozen_in(folder, Choices(ranks, kept), model)
@@ -159,12 +168,12 @@ def freeze(
 def _check_storage(model: nn.Module, storage: object) -> None:
     if storage is None:
         return
-    if not isinstance(storage, SSDStore):
+    if not isinstance(storage, Storage):
         raise TypeError(
-            f"freeze: storage is {described(storage)}, expected a torch_dynemb.SSDStore, or None "
-            "for rows in memory"
+            f"freeze: storage is {described(storage)}, expected a torch_dynemb.SSDStore, a "
+            "torch_dynemb.delta_log.RedisRows, or None for rows in memory"
         )
-    if storage.device_cache is not None:
+    if isinstance(storage, SSDStore) and storage.device_cache is not None:
         raise ValueError(
             f"freeze: storage has device_cache={storage.device_cache!r}, but the CPU serves rows "
             "of files: leave it out"
@@ -174,6 +183,34 @@ def _check_storage(model: nn.Module, storage: object) -> None:
             "freeze: storage is given, but the model is frozen already: give storage when it is "
             "frozen first"
         )
+
+
+def _with_remote_rows(
+    model: nn.Module,
+    storage: RedisRows,
+    ranks: RankChoice,
+    missing: bool,
+    rows: RowKind | None,
+    keep: Keep | None,
+) -> nn.Module:
+    """Freeze a model without its rows, which lie in Redis; a rank needs none of another one."""
+    for name, given in (("rows", rows), ("keep", keep)):
+        if given is not None:
+            raise ValueError(
+                f"freeze: {name} is {given!r}, but storage has its rows and ids already: give it "
+                "to the log that they follow, DeltaLog(...)"
+            )
+    if ranks == "first":
+        raise ValueError(
+            "freeze: ranks is 'first', but rows in storage come to no rank: leave ranks out"
+        )
+    token = ROWS_IN.set(storage)
+    try:
+        frozen = frozen_by(Choices("own"), model)
+    finally:
+        ROWS_IN.reset(token)
+    assert frozen is not None
+    return RemoteModel(CountsMissing(frozen) if missing else frozen, storage)
 
 
 def _frozen_in(folder: RowFolder | None, choices: Choices, model: Model) -> Model | None:

@@ -113,7 +113,7 @@ class CountsMissing(nn.Module):
             tables = self.model.get_submodule(path)
             assert isinstance(tables, CountedTables)
             counts = [note.missing for note in notes if note.place == place]
-            total = tables.get_buffer("tables").new_zeros(len(tables.names))
+            total = tables.get_buffer("meta").new_zeros(len(tables.names))
             for count in counts:
                 total = total + count
             missing.append(total)

@@ -17,6 +17,7 @@ from torch_dynemb.nn.module_kinds import Choices
 from torch_dynemb.serving.freeze import frozen_by
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_group import LiveTables
+from torch_dynemb.serving.missing import CountedTables
 from torch_dynemb.serving.row_formats import RowKind
 
 _KINDS: dict[torch.dtype, RowKind | None] = {
@@ -46,7 +47,7 @@ def quantized_copy(owner: str, module: nn.Module) -> nn.Module:
         The copy, without the hooks of the module, which convert() registers.
 
     Raises:
-        TypeError: its rows are updated while they serve.
+        TypeError: its rows are updated while they serve, or lie in files or in Redis.
         ValueError: the module has no qconfig, or rows or outputs cannot have its dtypes; or as
             :func:`torch_dynemb.freeze` raises for ``rows``.
     """
@@ -60,6 +61,12 @@ def quantized_copy(owner: str, module: nn.Module) -> nn.Module:
         raise TypeError(
             f"{owner}: the rows of {type(module).__name__} are updated while they serve: say how "
             "they are stored when the copy is made, torch_dynemb.serving.live(model, rows=...)"
+        )
+    if any(_is_elsewhere(part) for part in module.modules()):
+        raise TypeError(
+            f"{owner}: {type(module).__name__} has its rows in files or in Redis, where they stay "
+            "as they are: quantize a copy that torch_dynemb.freeze makes without storage=, or give "
+            "rows= to freeze beside an SSDStore, and to the DeltaLog that RedisRows follows"
         )
     output_dtype = qconfig.activation().dtype
     if output_dtype not in _OUTPUTS:
@@ -79,6 +86,10 @@ def quantized_copy(owner: str, module: nn.Module) -> nn.Module:
     _unshare(made, shared)
     made.output_dtype = output_dtype
     return made  # type: ignore[no-any-return]
+
+
+def _is_elsewhere(part: nn.Module) -> bool:
+    return isinstance(part, CountedTables) and not isinstance(part, FrozenTables)
 
 
 def _kinds(owner: str, tables: FrozenTables, qconfig: Any) -> Mapping[str, RowKind | None]:

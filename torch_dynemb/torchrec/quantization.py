@@ -71,7 +71,9 @@ class _RefusingSharder(ModuleSharder[nn.Module]):  # type: ignore[misc]
         raise TypeError(
             f"shard_quant_model: {type(module).__name__} has dynamic tables, which are not divided "
             "over the devices of a process: run a copy of the model on each, or leave the tables "
-            "whole with sharders=[...], a list of TorchRec's sharders without those of torch_dynemb"
+            "whole with sharders=[...], a list of TorchRec's sharders without those of "
+            "torch_dynemb. Tables beyond the memory of a machine lie in a Redis Cluster: "
+            "torch_dynemb.freeze(model, storage=RedisRows(...))"
         )
 
     def shard(self, module: nn.Module, *args: Any, **kwargs: Any) -> NoReturn:

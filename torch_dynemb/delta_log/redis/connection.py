@@ -9,49 +9,90 @@ from typing import Any
 from torch_dynemb.argument_checks import described
 from torch_dynemb.errors import NoRoomError
 
-Server = Any  # redis.Redis, or its URL; the package redis is optional
+Server = Any  # redis.Redis, RedisCluster, or a URL; the package redis is optional
 
 
-def client_of(owner: str, server: Server) -> Any:
-    """Return a client of a server. Connects only with the first command.
+def client_of(owner: str, server: Server, *, timeout: float | None = None) -> Any:
+    """Return a client of a server, or of a cluster. A cluster is connected here.
 
     Args:
         owner: function that errors name.
-        server: URL such as ``"redis://host:6379/0"``, or a ``redis.Redis``.
+        server: URL such as ``"redis://host:6379/0"``, or a ``redis.Redis``; of a cluster
+            ``"redis+cluster://host:6379"``, any node of it, or a ``redis.cluster.RedisCluster``.
+        timeout: seconds for an answer, without retries; None: as the URL says. Clients that are
+            given have their own settings.
 
     Raises:
         ImportError: the package redis is missing.
         TypeError, ValueError: ``server`` is neither, or decodes replies.
+        OSError: the cluster cannot be reached.
     """
     try:
         import redis
+        from redis.backoff import NoBackoff
+        from redis.cluster import RedisCluster
+        from redis.retry import Retry
     except ImportError as error:
         raise ImportError(
             f"{owner}: the package redis is missing: pip install torch_dynemb[redis]"
         ) from error
     if isinstance(server, str):
+        options: dict[str, Any] = {}
+        if timeout is not None:
+            options = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+            options["retry"] = Retry(NoBackoff(), 0)
+        scheme, _, rest = server.partition("+cluster://")
         try:
-            return redis.Redis.from_url(server)
+            if not rest:
+                return redis.Redis.from_url(server, **options)
+            with redis_errors(owner, None):
+                return RedisCluster.from_url(f"{scheme}://{rest}", **options)
         except ValueError as error:  # not the URL itself, which may have a password
             raise ValueError(
                 f"{owner}: server is a URL that redis.Redis.from_url refuses: {error}"
             ) from error
-    if not isinstance(server, redis.Redis):
+    if not isinstance(server, redis.Redis | RedisCluster):
         raise TypeError(
             f"{owner}: server is {described(server)}, expected a URL such as "
-            "'redis://host:6379/0', or a redis.Redis"
+            "'redis://host:6379/0', a redis.Redis, or of a cluster 'redis+cluster://host:6379' or "
+            "a redis.cluster.RedisCluster"
         )
-    if server.connection_pool.connection_kwargs.get("decode_responses"):
+    if _options(server).get("decode_responses"):
         raise ValueError(
             f"{owner}: server decodes replies to str, but rows are bytes: construct the "
-            "redis.Redis without decode_responses"
+            "client without decode_responses"
         )
     return server
 
 
+def is_cluster(client: Any) -> bool:
+    """Return whether a client is one of a cluster.
+
+    Args:
+        client: of :func:`client_of`.
+    """
+    from redis.cluster import RedisCluster
+
+    return isinstance(client, RedisCluster)
+
+
+def _options(client: Any) -> dict[str, Any]:
+    if is_cluster(client):
+        return dict(client.nodes_manager.connection_kwargs)
+    return dict(client.connection_pool.connection_kwargs)
+
+
 def place_of(client: Any) -> str:
-    """Return where a server is, without its password."""
-    given = client.connection_pool.connection_kwargs
+    """Return where a server is, without its password.
+
+    Args:
+        client: of :func:`client_of`; None: a cluster that has not been reached.
+    """
+    if client is None:
+        return "Redis Cluster"
+    if is_cluster(client):
+        return f"Redis Cluster of {', '.join(sorted(node.name for node in client.get_nodes()))}"
+    given = _options(client)
     where = given.get("path") or f"{given.get('host', 'localhost')}:{given.get('port', 6379)}"
     return f"Redis at {where}, database {given.get('db') or 0}"
 
@@ -67,7 +108,8 @@ def redis_errors(owner: str, client: Any) -> Iterator[None]:
     Raises:
         NoRoomError: the server has no memory left.
         PermissionError: the password is missing or wrong, or the user may not call a command.
-        ConnectionError, TimeoutError: the server cannot be reached.
+        ConnectionError, TimeoutError: the server, or a node, cannot be reached.
+        ValueError: the server is a node of a cluster, but the client is not one of a cluster.
         RuntimeError: the server reports another error.
     """
     from redis import exceptions
@@ -89,11 +131,22 @@ def redis_errors(owner: str, client: Any) -> Iterator[None]:
         raise TimeoutError(
             f"{owner}: {place} does not answer ({error}): check the server, then call again"
         ) from error
-    except exceptions.ConnectionError as error:
+    except (
+        exceptions.ConnectionError,
+        exceptions.ClusterError,
+        exceptions.RedisClusterException,
+        exceptions.TryAgainError,
+    ) as error:
         raise ConnectionError(
             f"{owner}: {place} cannot be reached ({error}): start the server, then call again"
         ) from error
     except exceptions.ResponseError as error:
+        is_text = str(error).startswith(("MOVED ", "ASK "))  # of redis 5
+        if is_text or isinstance(error, exceptions.AskError):
+            raise ValueError(
+                f"{owner}: {place} is a node of a Redis Cluster: give 'redis+cluster://host:6379', "
+                "or a redis.cluster.RedisCluster"
+            ) from error
         raise RuntimeError(f"{owner}: {place} refuses a command: {error}") from error
 
 
@@ -128,6 +181,14 @@ def check_keeps_keys(owner: str, client: Any) -> None:
         owner: function that errors name.
         client: client of the server.
     """
+    nodes = [client]
+    if is_cluster(client):
+        nodes = [client.get_redis_connection(node) for node in client.get_primaries()]
+    for node in nodes:
+        _check_keeps_keys(owner, node)
+
+
+def _check_keeps_keys(owner: str, client: Any) -> None:
     memory = client.info("memory")
     policy = str(memory.get("maxmemory_policy", ""))
     if policy.startswith("allkeys") and int(memory.get("maxmemory", 0)) > 0:
@@ -142,6 +203,7 @@ __all__ = [
     "check_keeps_keys",
     "check_kinds",
     "client_of",
+    "is_cluster",
     "lost_connection",
     "place_of",
     "redis_errors",

@@ -11,12 +11,13 @@ bfloat16.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
 from torch_dynemb.files.tensor_file import raw, rows_as_bytes
 
 VERSION = 1
@@ -67,6 +68,46 @@ def values_of(rows: Tensor) -> list[bytes]:
     return [text[begin : begin + size] for begin in range(0, len(text), size)]
 
 
+def rows_of_values(owner: str, values: Sequence[bytes], columns: int) -> Tensor:
+    """Return the rows of some values.
+
+    Args:
+        owner: prefix of errors.
+        values: of one table, n of them.
+        columns: of a row.
+
+    Returns:
+        float32 [n, columns].
+
+    Raises:
+        UnsupportedFormatError: they have another format version.
+        DamagedFileError: a value is not a row of these columns.
+    """
+    if not values:
+        return torch.empty(0, columns, dtype=torch.float32, device="cpu")
+    version, number, _ = _HEAD.unpack_from(values[0].ljust(_HEAD.size, b"\0"))
+    dtypes = [dtype for dtype, of in DTYPES.items() if of == number]
+    if version != VERSION or not dtypes:
+        raise UnsupportedFormatError(
+            f"{owner}: a row has format version {version} and dtype {number}, but this library "
+            f"reads version {VERSION} and dtypes {sorted(DTYPES.values())}"
+        )
+    head = _HEAD.pack(version, number, columns)
+    size = len(head) + columns * dtypes[0].itemsize
+    is_whole = set(map(len, values)) == {size}
+    if is_whole:
+        text = torch.frombuffer(bytearray(b"".join(values)), dtype=torch.uint8)
+        heads, numbers = text.view(len(values), size).split([len(head), size - len(head)], 1)
+        is_whole = bool((heads == torch.frombuffer(bytearray(head), dtype=torch.uint8)).all())
+    if not is_whole:
+        raise DamagedFileError(
+            f"{owner}: a value is not a row of {columns} columns of {dtypes[0]}, {size} bytes: "
+            "load a checkpoint again"
+        )
+    rows: Tensor = numbers.contiguous().view(dtypes[0])
+    return rows.float()
+
+
 def values_by_shard(ids: Tensor, shards: int, rows: Tensor | None = None) -> Iterator[ShardOfRows]:
     """Iterate over the shards of some ids, with the fields to set or to delete.
 
@@ -89,4 +130,12 @@ def values_by_shard(ids: Tensor, shards: int, rows: Tensor | None = None) -> Ite
         begin += each * count
 
 
-__all__ = ["DTYPES", "VERSION", "ShardOfRows", "shard_of", "values_by_shard", "values_of"]
+__all__ = [
+    "DTYPES",
+    "VERSION",
+    "ShardOfRows",
+    "rows_of_values",
+    "shard_of",
+    "values_by_shard",
+    "values_of",
+]

@@ -14,6 +14,7 @@ from torch_dynemb.delta_log.redis.connection import (
     check_keeps_keys,
     check_kinds,
     client_of,
+    is_cluster,
     lost_connection,
     place_of,
     redis_errors,
@@ -33,7 +34,8 @@ class RedisSink:
 
     The server keeps a batch as its persistence says: ``appendfsync always`` survives a power
     failure, the default loses up to a second. Its ``maxmemory-policy`` must be ``noeviction``. A
-    single server, also behind Sentinel; Redis Cluster is not built.
+    single server, also behind Sentinel: a Redis Cluster is refused, where one node would have the
+    stream.
 
     Keys, of which ``KEY`` is ``key``:
 
@@ -60,6 +62,11 @@ class RedisSink:
 
     def __init__(self, server: Server, key: str) -> None:
         self._client = client_of("RedisSink", server)
+        if is_cluster(self._client):
+            raise ValueError(
+                "RedisSink: server is a Redis Cluster, but a log is one stream, which one node "
+                "would have: give a single server, or one behind Sentinel"
+            )
         self.key = text("RedisSink: key", key)
         self._index, self._writer = f"{key}:index", f"{key}:writer"
         self._token: bytes | None = None  # in the hash of the writer while this is the writer

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.delta_log.reader import LogPosition
-from torch_dynemb.serving.following import names_in_log
+from torch_dynemb.serving.table_names import names_in_log
 
 
 class PackageBase(NamedTuple):
