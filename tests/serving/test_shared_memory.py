@@ -241,9 +241,9 @@ def test_processes_that_start_together_read_the_package_once(
         os.close(begins[1])
         os.read(begins[0], 1)  # until all have been forked
         read = serving.load.__globals__["_read_constants"]
-        serving.load.__globals__["_read_constants"] = lambda *given: (
+        serving.load.__globals__["_read_constants"] = lambda *given, **named: (
             os.write(reads[1], b"."),
-            read(*given),
+            read(*given, **named),
         )[1]
         with serving.load(package.path, shared_memory=place) as served:
             assert torch.equal(served.run(*INPUTS)[0], expected)

@@ -10,11 +10,21 @@
 #include <memory>
 #include <thread>
 
+#include "cpu/runtime/shared_words.h"
 #include "cpu/storage/prefetch.h"
 
 namespace dynemb::cpu {
 
 class RowCache {
+  static constexpr int kWays = 16;
+  struct alignas(64) Set {
+    int64_t key[kWays] = {};  // + 1; 0: free. Written under the lock, and read without it
+    uint8_t uses[kWays] = {};
+    std::atomic<bool> locked = false;
+    uint8_t hand = 0;
+    uint8_t ticks = 0;
+  };
+
  public:
   // At least one set of rows of `row_bytes`. Keys are numbers from 0 on, which the sets share
   // evenly: a cache of all rows keeps all.
@@ -29,11 +39,28 @@ class RowCache {
     return rows * row_bytes + (rows + kWays - 1) / kWays * static_cast<int64_t>(sizeof(Set));
   }
 
-  void prefetch(int64_t key) const { prefetch_bytes(reinterpret_cast<char*>(set_of(key)), 128); }
-
-  // Copies a row; false: it is not here.
-  bool copy(int64_t key, char* out) {
-    Set& set = *set_of(key);
+  // A row that is looked for. Some rows go through three stages together, so that their memory is
+  // fetched meanwhile.
+  struct Search {
+    Set* set;
+    int64_t key;
+  };
+  Search begin(int64_t key) const {
+    Set* set = set_of(key);
+    prefetch_bytes(reinterpret_cast<char*>(set), static_cast<int64_t>(sizeof(Set)));
+    return {set, key};
+  }
+  void fetch_row(Search wanted) const {
+    for (int way = 0; way < kWays; ++way) {
+      if (load_word(&wanted.set->key[way]) == wanted.key + 1) {
+        return prefetch_bytes(row(*wanted.set, way), row_bytes_);
+      }
+    }
+  }
+  // Copies the row; false: it is not here.
+  bool copy(Search wanted, char* out) {
+    Set& set = *wanted.set;
+    const int64_t key = wanted.key;
     const Lock lock(set);
     if (++set.ticks >= kTicks) {
       set.ticks = 0;
@@ -58,22 +85,13 @@ class RowCache {
       if (victim < 0 || set.uses[way] < set.uses[victim]) victim = way;
     }
     set.hand = static_cast<uint8_t>((victim + 1) % kWays);
-    set.key[victim] = key + 1;
+    store_word(&set.key[victim], key + 1);
     set.uses[victim] = 1;
     std::memcpy(row(set, victim), from, static_cast<size_t>(row_bytes_));
   }
 
  private:
-  static constexpr int kWays = 16;
   static constexpr uint8_t kTicks = 10 * kWays;
-
-  struct alignas(64) Set {
-    int64_t key[kWays] = {};  // + 1; 0: free
-    uint8_t uses[kWays] = {};
-    std::atomic<bool> locked = false;
-    uint8_t hand = 0;
-    uint8_t ticks = 0;
-  };
 
   class Lock {
    public:

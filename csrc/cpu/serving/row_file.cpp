@@ -215,15 +215,20 @@ std::string RowFile::find(int64_t table, uint64_t salt, const int64_t* ids, int6
 }
 
 void RowFile::take_cached(std::vector<FileRow>& rows) {
-  constexpr size_t kAhead = 8;
+  constexpr size_t kAtOnce = 32;
+  RowCache::Search wanted[kAtOnce];
   size_t missed = 0;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (i + kAhead < rows.size()) {
-      const FileTable& later = tables_[rows[i + kAhead].table];
-      later.cache->prefetch(later.key(rows[i + kAhead].row));
+  for (size_t begin = 0; begin < rows.size(); begin += kAtOnce) {
+    const size_t count = std::min(kAtOnce, rows.size() - begin);
+    const auto table = [&](size_t i) -> const FileTable& { return tables_[rows[begin + i].table]; };
+    for (size_t i = 0; i < count; ++i) {
+      wanted[i] = table(i).cache->begin(table(i).key(rows[begin + i].row));
     }
-    const FileTable& table = tables_[rows[i].table];
-    if (!table.cache->copy(table.key(rows[i].row), rows[i].to)) rows[missed++] = rows[i];
+    for (size_t i = 0; i < count; ++i) table(i).cache->fetch_row(wanted[i]);
+    for (size_t i = 0; i < count; ++i) {
+      const FileRow row = rows[begin + i];
+      if (!tables_[row.table].cache->copy(wanted[i], row.to)) rows[missed++] = row;
+    }
   }
   stats_.hits += static_cast<int64_t>(rows.size() - missed);
   stats_.misses += static_cast<int64_t>(missed);
