@@ -231,6 +231,21 @@ def test_wrong_places_are_errors(package: Package, place: Path, tmp_path: Path) 
             serving.load(gpu, shared_memory=place)
 
 
+def test_models_that_write_their_buffers(
+    live_package: Package, place: Path, tmp_path: Path
+) -> None:
+    writing = with_manifest(live_package, tmp_path / "writing", mutated=["scale"])
+    with pytest.raises(ValueError, match=r"its buffers \['scale'\], .*: give dense='keep'"):
+        serving.load(writing, shared_memory=place, follow=tmp_path / "log")
+    keep = serving.load(writing, shared_memory=place, follow=tmp_path / "log", dense="keep")
+    with keep, serving.load(writing, shared_memory=place) as other:
+        for served, value in ((keep, 3.0), (other, 4.0)):
+            (copy,) = versions_of(served)._file.copies
+            copy.tensors["model.scale"].fill_(value)  # as runs would
+        assert keep.run(*INPUTS)[1]["scale"].tolist() == [3.0]
+        assert other.run(*INPUTS)[1]["scale"].tolist() == [4.0]
+
+
 def test_processes_that_start_together_read_the_package_once(
     package: Package, place: Path, tmp_path: Path
 ) -> None:

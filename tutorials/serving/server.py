@@ -24,7 +24,8 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +79,14 @@ def application(
         name: of the model, in paths of the Open Inference Protocol.
         limits: those of bodies; uvicorn keeps those of connections.
     """
-    app, metrics = FastAPI(title="torch_dynemb"), Metrics(model, follower)
+
+    @asynccontextmanager
+    async def closed_at_the_end(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        model.close()  # afterwards uvicorn ends by the signal that stopped it
+
+    app = FastAPI(title="torch_dynemb", lifespan=closed_at_the_end)
+    metrics = Metrics(model, follower)
     pending = 0  # bytes
 
     def stopped() -> str | None:

@@ -77,6 +77,7 @@ class PackageManifest(NamedTuple):
         files: sizes and checksums by name.
         base: position of its rows in a delta log; None: it cannot follow one.
         unused: dense tensors of the model that the code does not use; empty without a base.
+        mutated: buffers that the model's forward writes; empty without a base.
     """
 
     uuid: str
@@ -96,6 +97,7 @@ class PackageManifest(NamedTuple):
     files: dict[str, FileChecksums]
     base: PackageBase | None = None
     unused: Sequence[str] = ()
+    mutated: Sequence[str] = ()
 
 
 def manifest_text(manifest: PackageManifest) -> bytes:
@@ -112,6 +114,8 @@ def manifest_text(manifest: PackageManifest) -> bytes:
     }
     if not manifest.live:
         del content["live"]
+    if not manifest.mutated:
+        del content["mutated"]
     if manifest.base is None:
         del content["base"], content["unused"]
     else:
