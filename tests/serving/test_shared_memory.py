@@ -188,6 +188,23 @@ def test_packages_never_take_the_rows_of_others(
         assert constants(place) == first_file
 
 
+def test_files_from_before_a_restart_of_the_system_are_not_used(
+    live_package: Package, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die() -> None:
+        with serving.load(live_package.path, shared_memory=place):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ended(forked(die)) == -signal.SIGKILL
+    old = constants(place)
+    (tmp_path / "boot").write_text("another")
+    monkeypatch.setattr(shared_folder, "_BOOT", tmp_path / "boot")
+    with serving.load(live_package.path, shared_memory=place) as served:
+        assert served.run(*INPUTS)
+        assert constants(place) != old
+    assert not list(place.iterdir())
+
+
 @contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
     """A file system of 64 KiB at a folder."""
