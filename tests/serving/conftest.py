@@ -27,3 +27,11 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
 def live_package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     path = tmp_path_factory.mktemp("served_live") / "package"
     return Package(path, make_live_package(path))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Directory in which processes share tables."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    return folder

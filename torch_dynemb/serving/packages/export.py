@@ -191,6 +191,7 @@ def export(
             files=files,
             base=package_base,
             unused=sorted(dense_state(frozen).keys() - constants.keys()),
+            mutated=[] if package_base is None else _mutated(program),
         )
         commit(disk, target, name, manifest_text(manifest), _check_absent)
     return target
@@ -390,6 +391,11 @@ def _constants_of(program: torch.export.ExportedProgram, code: Path) -> dict[str
             "exported program: register tensors that forward makes once as buffers"
         )
     return {name: known[name] for name in sorted(names)}
+
+
+def _mutated(program: torch.export.ExportedProgram) -> list[str]:
+    """Return the buffers that runs write; only programs without operations in place list them."""
+    return sorted(program.run_decompositions({}).graph_signature.buffers_to_mutate.values())
 
 
 def _write_tensors(

@@ -80,7 +80,7 @@ def follower_of(
     return Follower(reader, _FollowingPackage(base, manifest, versions), dense=dense)
 
 
-def reader_of(log: Log, base: PackageBase) -> LogReader:
+def package_reader(log: Log, base: PackageBase) -> LogReader:
     """Return a reader of a log from the position of a package on.
 
     Args:
@@ -115,4 +115,4 @@ def base_for(folder: Path, manifest: PackageManifest) -> PackageBase:
     return manifest.base
 
 
-__all__ = ["base_for", "follower_of", "reader_of"]
+__all__ = ["base_for", "follower_of", "package_reader"]

@@ -21,7 +21,7 @@ from torch_dynemb.ops.columns import SERVED_UNLOCKS
 from torch_dynemb.serving.file_names import moved_file
 from torch_dynemb.serving.file_tables import OpenedFile
 from torch_dynemb.serving.packages.code_file import check_code
-from torch_dynemb.serving.packages.following import base_for, follower_of, reader_of
+from torch_dynemb.serving.packages.following import base_for, follower_of, package_reader
 from torch_dynemb.serving.packages.live_package import LivePackage, with_headroom
 from torch_dynemb.serving.packages.loaded import Loaded, Loader
 from torch_dynemb.serving.packages.manifest import (
@@ -71,7 +71,8 @@ def load(
             runners, lookups of at least 1024 ids release it, and threads of one Python process take
             turns for the rest of the model only. Threads of a C++ program never take turns.
         follow: a delta log to follow, as :func:`torch_dynemb.delta_log.follow` takes it; the
-            package was exported with ``headroom=`` and ``base=``. Loading applies no commits:
+            package was exported with ``headroom=`` and ``base=``. Loading applies no commits, but
+            for new tables in place of those of a killed process in ``shared_memory``:
             :attr:`ServedModel.follower` does, by ``update()`` or in a thread.
         dense: ``"follow"``: commits change the dense state, too, and a run reads one version of
             rows and dense state. The tables are then in memory twice. ``"keep"``: the dense state
@@ -94,10 +95,10 @@ def load(
         FileNotFoundError: the package or the directory for ``shared_memory`` is missing.
         DamagedFileError: a file is missing or damaged.
         TypeError: ``follow`` is not a log.
-        ValueError: ``dense`` is unknown; or ``cache`` is wrong, or is given, and the package has
-            all rows in memory; or ``follow`` is given, and the package was exported
-            without ``headroom=`` or without ``base=``; or ``shared_memory`` is given for a package
-            of a GPU.
+        ValueError: ``dense`` is unknown. ``cache`` is wrong, or is given for a package with all
+            rows in memory. ``follow`` is given, and the package was exported without
+            ``headroom=`` or without ``base=``. ``shared_memory`` is given for a package of a GPU,
+            or without ``dense="keep"`` for one with buffers that runs write.
         InUseError: with ``shared_memory``, another process follows a log already.
         NewBaseNeededError: a process that followed was killed within a change, and the log does
             not lead from the package to the rows that others have read.
@@ -137,7 +138,7 @@ def load(
         )
     else:
         versions = SharedVersions(
-            _shared_place(shared_memory, manifest),
+            _shared_place(shared_memory, manifest, copies),
             manifest,
             partial(_fill_shared, folder, manifest, size),
             partial(ready, shared=True),
@@ -148,19 +149,24 @@ def load(
             base = base._replace(sequence=start.sequence, rank=start.rank, chain=start.chain)
     if base is None or follow is None:
         return ServedModel(manifest, versions)
-    reader = reader_of(follow, base)
+    reader = package_reader(follow, base)
     model = ServedModel(manifest, versions, partial(follower_of, reader, base, manifest, dense))
     if isinstance(versions, SharedVersions):
         versions.follow(reader, model.follower)
     return model
 
 
-def _shared_place(given: str | os.PathLike[str], manifest: PackageManifest) -> Path:
+def _shared_place(given: str | os.PathLike[str], manifest: PackageManifest, copies: int) -> Path:
     place = checked_path("serving.load: shared_memory", given)
     if manifest.device != "cpu":
         raise ValueError(
             f"serving.load: shared_memory is {given!r}, but the package is for {manifest.device}, "
             "where each process has tables of its own: leave it out"
+        )
+    if copies > 1 and manifest.mutated:
+        raise ValueError(
+            f"serving.load: shared_memory is {given!r}, but runs of the model write its buffers "
+            f"{list(manifest.mutated)}, which commits change, too: give dense='keep'"
         )
     if not place.is_dir():
         raise FileNotFoundError(

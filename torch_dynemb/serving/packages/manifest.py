@@ -93,6 +93,7 @@ class PackageManifest(NamedTuple):
         files: sizes and checksums by name.
         base: position of its rows in a delta log; None: it cannot follow one.
         unused: dense tensors of the model that the code does not use; empty without a base.
+        mutated: buffers that the model's forward writes; empty without a base.
     """
 
     uuid: str
@@ -113,6 +114,7 @@ class PackageManifest(NamedTuple):
     files: dict[str, FileChecksums]
     base: PackageBase | None = None
     unused: Sequence[str] = ()
+    mutated: Sequence[str] = ()
 
 
 def manifest_text(manifest: PackageManifest) -> bytes:
@@ -128,7 +130,7 @@ def manifest_text(manifest: PackageManifest) -> bytes:
         "outputs": [_input_entry(output) for output in manifest.outputs],
         "files": {name: sums._asdict() for name, sums in manifest.files.items()},
     }
-    for name in ("live", "row_files"):
+    for name in ("live", "row_files", "mutated"):
         if not content[name]:
             del content[name]
     if manifest.base is None:

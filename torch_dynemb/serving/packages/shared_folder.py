@@ -26,6 +26,7 @@ _PREFIX = "torch_dynemb-"
 _START, _CONSTANTS, _WRITER = "start", "constants", "writer"
 _COPY, _DRAFT = "copy", "draft-"
 _FORMAT_VERSION = 1  # of the file and of live tables; other versions have other folders
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PATIENCE = 60.0  # seconds that a writer waits for runs of a copy
 _LONGEST_PAUSE = 0.01  # seconds
 
@@ -44,7 +45,8 @@ class SharedFolder:
     """
 
     def __init__(self, place: Path, manifest: PackageManifest) -> None:
-        content = manifest_text(manifest) + bytes([_FORMAT_VERSION])
+        # files on a disk that outlive the system may lack what was not written back
+        content = manifest_text(manifest) + bytes([_FORMAT_VERSION]) + _BOOT.read_bytes()
         digest = hashlib.sha256(content).hexdigest()[:16]
         self.path = place / f"{_PREFIX}{manifest.uuid}-{digest}"
         self.constants = self.path / _CONSTANTS
