@@ -57,6 +57,7 @@ BENCHMARKS = (
     "serving",
     "serving_load",
     "remote_rows",
+    "file_rows",
     "quantized_rows",
     "ops",
 )

@@ -15,7 +15,7 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(build_rocksdb()))
     pointer, count, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     signatures = {
-        "open": ([ctypes.c_char_p, count], pointer),
+        "open": ([ctypes.c_char_p, count, count], pointer),
         "close": ([pointer], None),
         "write": ([pointer, pointer, pointer, count], flag),
         "read": ([pointer, pointer, pointer, count, count], count),
@@ -36,10 +36,11 @@ class RocksDBRows:
     Args:
         path: of the database; made.
         row_bytes: of a row.
+        cache_bytes: of blocks in memory.
     """
 
-    def __init__(self, path: Path, row_bytes: int) -> None:
-        self._db = _library().dynemb_rocksdb_open(str(path).encode(), row_bytes)
+    def __init__(self, path: Path, row_bytes: int, cache_bytes: int = 8 << 20) -> None:
+        self._db = _library().dynemb_rocksdb_open(str(path).encode(), row_bytes, cache_bytes)
         if not self._db:
             raise RuntimeError(f"RocksDB cannot open {path}")
 

@@ -70,6 +70,7 @@ SMALL = {
     "serving": ["--ids", "100", "--calls", "2", "--only", "Python, B=1 "],
     "serving_load": ["--ids", "100", "--only", "Python: "],
     "remote_rows": ["--ids", "2000", "--calls", "2", "--only", "one server, 256"],
+    "file_rows": ["--ids", "2000", "--calls", "2", "--only", "Zipf 1.2, 25"],
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
     "live_resharding": ["--ids", "2000", "--only", "table_wise to row_wise"],
 }
@@ -232,7 +233,7 @@ def test_an_unknown_benchmark_is_named(
         "NAME='speed': expected one of index, train_step, growth, scale, overhead, dlrm, "
         "two_ranks, lifecycle, assign, optimizers, retrieval, torchrec_step, replica_sync, "
         "scale_out, feature_ops, ragged, dcp_load, live_resharding, checkpoint, delta, freshness, "
-        "tiers, live_serving, serving, serving_load, remote_rows, quantized_rows, ops"
+        "tiers, live_serving, serving, serving_load, remote_rows, file_rows, quantized_rows, ops"
     )
     assert expected in capsys.readouterr().err
 

@@ -296,7 +296,7 @@ def test_wrong_storage(model: Model, tmp_path: Path) -> None:
         td.freeze(model.bag, storage=td.SSDStore(model.folder))
     with pytest.raises(RuntimeError, match="cannot go to meta: the CPU reads the files"):
         model.frozen.to("meta")
-    with pytest.raises(TypeError, match="has its rows in a file, of which a search would read all"):
+    with pytest.raises(TypeError, match="has its rows in a file or in Redis, of which a search"):
         td.top_k(torch.ones(1, DIM), model.frozen, k=2)
     with pytest.raises(TypeError, match="live: the model has rows in files"):
         serving.live(model.frozen, headroom=5)

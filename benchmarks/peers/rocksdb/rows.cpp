@@ -29,7 +29,7 @@ rocksdb::Slice key_of(const int64_t* id) {
   return {reinterpret_cast<const char*>(id), sizeof(int64_t)};
 }
 
-rocksdb::Options fast_options() {
+rocksdb::Options fast_options(int64_t cache_bytes) {
   rocksdb::Options options;
   options.create_if_missing = true;
   options.compression = rocksdb::kNoCompression;
@@ -45,7 +45,7 @@ rocksdb::Options fast_options() {
   options.statistics->set_stats_level(rocksdb::StatsLevel::kExceptDetailedTimers);
   rocksdb::BlockBasedTableOptions table;
   table.block_size = 4096;
-  table.block_cache = rocksdb::NewLRUCache(8 << 20);
+  table.block_cache = rocksdb::NewLRUCache(static_cast<size_t>(cache_bytes));
   table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
   return options;
@@ -80,10 +80,10 @@ int64_t read_part(Rows* rows, const int64_t* ids, char* out, int64_t begin, int6
 #pragma GCC visibility push(default)
 extern "C" {
 
-void* dynemb_rocksdb_open(const char* path, int64_t bytes) {
+void* dynemb_rocksdb_open(const char* path, int64_t bytes, int64_t cache_bytes) {
   auto rows = std::make_unique<Rows>();
   rocksdb::DB* db = nullptr;
-  const rocksdb::Options options = fast_options();
+  const rocksdb::Options options = fast_options(cache_bytes);
   if (!rocksdb::DB::Open(options, path, &db).ok()) return nullptr;
   rows->db.reset(db);
   rows->statistics = options.statistics;

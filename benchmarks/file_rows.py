@@ -1,0 +1,203 @@
+"""Read-only tables with rows in a file: p50 and p99 of lookups, against memory and RocksDB.
+
+One table, D=64 float32; 256 x 10 ids a call, drawn by popularity, all known; caches of 5, 25 and
+100 % of the rows. RocksDB gets as many bytes of cache, and reads rows without lookups around it.
+Then the first answer of a process, and a process with a tenth of the rows' memory
+(``--cgroup /sys/fs/cgroup/memory``, where this process may make one).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from common.command import is_selected, parser, positive
+from common.id_streams import ZipfNumbers, distinct_ids
+from common.report import Report, Row, compare, quantity
+from common.timing import Timing, interleave_rounds
+from peers.build import has_rocksdb
+from peers.rocksdb_rows import RocksDBRows
+from served.calls import Calls, medians, percentiles_99
+from torch import Tensor, nn
+
+import torch_dynemb as td
+
+BENCH = "file_rows"
+DIM, BATCH, LENGTH = 64, 256, 10
+EXPONENTS, CACHED = (1.05, 1.2), (0.05, 0.25, 1.0)
+MEMORY, PEER = "rows in memory", "RocksDB"
+WARM_UP = 2  # rounds
+THREADS = 8  # of RocksDB; 1 and 32 are slower
+FIRST = "seconds from an empty process's model to its first answer"
+LIMITED = "memory a tenth of the file, Zipf 1.05"
+LEAST_BYTES = 48 << 20  # for the process itself
+CASES = 2 * 2 * len(EXPONENTS) * len(CACHED) + 2 + 4
+
+
+class Tables:
+    """A table in memory, its rows, and where copies of it may lie.
+
+    Args:
+        folder: of files.
+        rows: of the table.
+    """
+
+    def __init__(self, folder: Path, rows: int) -> None:
+        self.folder, self.ids = folder, distinct_ids(0, rows)
+        self.values = torch.randn(rows, DIM)
+        self.module = td.DynamicEmbedding(DIM, name="rows", trainable=False)
+        self.module.group.insert_or_assign("rows", self.ids, self.values)
+        self.memory = td.freeze(self.module)
+
+    def in_file(self, cached: float) -> nn.Module:
+        """Return a copy with rows in a new file."""
+        path = tempfile.mkdtemp(dir=self.folder)
+        return td.freeze(self.module, storage=td.SSDStore(path, cache=cached))
+
+    def in_rocksdb(self, cached: float) -> RocksDBRows:
+        """Return a new database of the rows."""
+        path = Path(tempfile.mkdtemp(dir=self.folder))
+        database = RocksDBRows(path, 4 * DIM, cache_bytes=int(cached * self.values.nbytes))
+        for part in torch.arange(len(self.ids)).split(1 << 16):
+            database.write(self.ids[part], self.values[part].view(torch.uint8))
+        database.settle()
+        return database
+
+
+class Requests:
+    """Calls with other ids each time.
+
+    Args:
+        ids: of each call; candidates have the same.
+        run: takes them.
+    """
+
+    def __init__(self, ids: Sequence[Tensor], run: Callable[[Tensor], object]) -> None:
+        self._run, self._ids = run, iter(ids)
+
+    def __call__(self) -> None:
+        self._run(next(self._ids))
+
+
+class RocksDBLookups:
+    """Reads of distinct ids."""
+
+    def __init__(self, database: RocksDBRows) -> None:
+        self._database = database
+        self._out = torch.empty(BATCH * LENGTH, 4 * DIM, dtype=torch.uint8)
+
+    def __call__(self, ids: Tensor) -> None:
+        wanted = ids.unique()
+        if self._database.read(wanted, self._out, threads=THREADS) != len(wanted):
+            raise RuntimeError("RocksDB lacks rows")
+
+
+def lookups(
+    tables: Tables, exponent: float, cached: float, rounds: int, calls: int
+) -> Iterator[Row]:
+    """Yield rows of one cache and one distribution."""
+    frozen, database = tables.in_file(cached), tables.in_rocksdb(cached)
+    candidates: dict[str, Callable[[Tensor], object]] = {
+        "ours": frozen,
+        MEMORY: tables.memory,
+        PEER: RocksDBLookups(database),
+    }
+    if cached == 1:  # otherwise the first calls fill a cache
+        for run in candidates.values():
+            for part in tables.ids.split(BATCH * LENGTH):
+                run(part)
+    numbers = ZipfNumbers(len(tables.ids), seed=1, exponent=exponent)
+    asked = [tables.ids[numbers.draw(BATCH * LENGTH)] for _ in range(calls * (rounds + WARM_UP))]
+    timed = {name: Calls(Requests(asked, run), calls) for name, run in candidates.items()}
+    before = frozen.frozen_tables.stats()
+    interleave_rounds(timed, rounds=rounds, warmup=WARM_UP)
+    stats = frozen.frozen_tables.stats()
+    database.close()
+    case = f"Zipf {exponent:g}, {100 * cached:g} % cached"
+    misses = stats.misses - before.misses
+    missed = {
+        "missed": round(misses / (stats.hits + stats.misses - before.hits - before.misses), 4)
+    }
+    for peer in (MEMORY, PEER):
+        for name, of in (("p50", medians), ("p99", percentiles_99)):
+            both = [of(timed[who].rounds[WARM_UP:]) for who in ("ours", peer)]
+            yield compare(BENCH, f"{case}, {name}", both[0], peer, both[1], **missed)
+
+
+def first_answers(tables: Tables) -> Iterator[Row]:
+    """Yield the time to open a copy and answer, in a file and in memory."""
+    frozen = tables.in_file(0.05)
+    taken = {}
+    for name, model in (("file", frozen), ("memory", tables.memory)):
+        path = tables.folder / f"{name}.pickle"
+        with path.open("wb") as file:
+            pickle.dump((model, tables.ids[: BATCH * LENGTH]), file, protocol=5)
+        taken[name] = Timing((1e3 * float(_child("first", path)["first_s"]),))
+    yield compare(BENCH, FIRST, taken["file"], MEMORY, taken["memory"])
+
+
+def limited(tables: Tables, cgroup: str, calls: int) -> Iterator[Row]:
+    """Yield what a process answers that has a tenth of the memory of the file."""
+    size = tables.values.nbytes
+    frozen = tables.in_file(0.05)
+    path = tables.folder / "limited.pickle"
+    with path.open("wb") as file:
+        pickle.dump((frozen, tables.ids), file, protocol=5)
+    allowed = max(size // 10, LEAST_BYTES)
+    said = _child("limited", path, cgroup, str(allowed), str(calls))
+    yield quantity(BENCH, f"{LIMITED}: memory of rows and index", said["bytes"] / size, "of rows")
+    for name in ("p50", "p99"):
+        yield compare(BENCH, f"{LIMITED}: {name}", Timing((said[name],)), None, None)
+    yield quantity(BENCH, f"{LIMITED}: requests", said["requests"], "a second")
+
+
+def _child(*arguments: object) -> dict[str, float]:
+    program = Path(__file__).parent / "served" / "file_process.py"
+    command = [sys.executable, str(program), *map(str, arguments)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def measured(
+    folder: Path, ids: int, rounds: int, calls: int, cgroup: str | None, only: list[str]
+) -> Iterator[Row]:
+    """Yield the rows of all cases."""
+    tables = Tables(folder, ids)
+    for exponent in EXPONENTS:
+        for cached in CACHED:
+            if is_selected(only, f"Zipf {exponent:g}, {100 * cached:g} % cached", PEER):
+                yield from lookups(tables, exponent, cached, rounds, calls)
+                gc.collect()
+    if is_selected(only, FIRST, MEMORY):
+        yield from first_answers(tables)
+    if cgroup is not None and is_selected(only, LIMITED, MEMORY):
+        yield from limited(tables, cgroup, calls)
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--ids", type=positive, help="of the table (default 2,000,000)")
+    arguments.add_argument("--calls", type=positive, help="of a round (default 500)")
+    arguments.add_argument("--cgroup", help="a cgroup of version 1 to make one in")
+    options = arguments.parse_args()
+    if not has_rocksdb():
+        arguments.error("RocksDB is missing; Debian and Ubuntu: apt-get install librocksdb-dev")
+    torch.set_num_threads(1)
+    report = Report(as_json=options.json, cases=CASES)
+    ids = options.ids or (2000 if options.quick else 2_000_000)
+    calls = options.calls or (20 if options.quick else 500)
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        of = measured(Path(folder), ids, options.rounds, calls, options.cgroup, options.only)
+        report.take(of)
+    report.close()
+
+
+if __name__ == "__main__":
+    main()
