@@ -2,14 +2,15 @@
 
 One table, D=64 float32; 256 x 10 ids a call, drawn by popularity, all known; caches of 5, 25 and
 100 % of the rows. RocksDB gets as many bytes of cache, and reads rows without lookups around it.
-Then the first answer of a process, and a process with a tenth of the rows' memory
-(``--cgroup /sys/fs/cgroup/memory``, where this process may make one).
+Then the first answer of a process, and, where a cgroup of version 1 can be made, a process with a
+tenth of the rows' memory.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -37,6 +38,7 @@ WARM_UP = 2  # rounds
 THREADS = 8  # of RocksDB; 1 and 32 are slower
 FIRST = "seconds from an empty process's model to its first answer"
 LIMITED = "memory a tenth of the file, Zipf 1.05"
+CGROUPS = Path("/sys/fs/cgroup/memory")
 LEAST_BYTES = 48 << 20  # for the process itself
 CASES = 2 * 2 * len(EXPONENTS) * len(CACHED) + 2 + 4
 
@@ -121,10 +123,8 @@ def lookups(
     stats = frozen.frozen_tables.stats()
     database.close()
     case = f"Zipf {exponent:g}, {100 * cached:g} % cached"
-    misses = stats.misses - before.misses
-    missed = {
-        "missed": round(misses / (stats.hits + stats.misses - before.hits - before.misses), 4)
-    }
+    hits, misses = stats.hits - before.hits, stats.misses - before.misses
+    missed = {"missed": round(misses / (hits + misses), 4)}
     for peer in (MEMORY, PEER):
         for name, of in (("p50", medians), ("p99", percentiles_99)):
             both = [of(timed[who].rounds[WARM_UP:]) for who in ("ours", peer)]
@@ -143,7 +143,7 @@ def first_answers(tables: Tables) -> Iterator[Row]:
     yield compare(BENCH, FIRST, taken["file"], MEMORY, taken["memory"])
 
 
-def limited(tables: Tables, cgroup: str, calls: int) -> Iterator[Row]:
+def limited(tables: Tables, calls: int) -> Iterator[Row]:
     """Yield what a process answers that has a tenth of the memory of the file."""
     size = tables.values.nbytes
     frozen = tables.in_file(0.05)
@@ -151,7 +151,7 @@ def limited(tables: Tables, cgroup: str, calls: int) -> Iterator[Row]:
     with path.open("wb") as file:
         pickle.dump((frozen, tables.ids), file, protocol=5)
     allowed = max(size // 10, LEAST_BYTES)
-    said = _child("limited", path, cgroup, str(allowed), str(calls))
+    said = _child("limited", path, CGROUPS, allowed, calls)
     yield quantity(BENCH, f"{LIMITED}: memory of rows and index", said["bytes"] / size, "of rows")
     for name in ("p50", "p99"):
         yield compare(BENCH, f"{LIMITED}: {name}", Timing((said[name],)), None, None)
@@ -165,9 +165,7 @@ def _child(*arguments: object) -> dict[str, float]:
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-def measured(
-    folder: Path, ids: int, rounds: int, calls: int, cgroup: str | None, only: list[str]
-) -> Iterator[Row]:
+def measured(folder: Path, ids: int, rounds: int, calls: int, only: list[str]) -> Iterator[Row]:
     """Yield the rows of all cases."""
     tables = Tables(folder, ids)
     for exponent in EXPONENTS:
@@ -177,24 +175,23 @@ def measured(
                 gc.collect()
     if is_selected(only, FIRST, MEMORY):
         yield from first_answers(tables)
-    if cgroup is not None and is_selected(only, LIMITED, MEMORY):
-        yield from limited(tables, cgroup, calls)
+    if os.access(CGROUPS, os.W_OK) and is_selected(only, LIMITED, MEMORY):
+        yield from limited(tables, calls)
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--ids", type=positive, help="of the table (default 2,000,000)")
-    arguments.add_argument("--calls", type=positive, help="of a round (default 500)")
-    arguments.add_argument("--cgroup", help="a cgroup of version 1 to make one in")
+    arguments.add_argument("--calls", type=positive, help="of a round (default 200)")
     options = arguments.parse_args()
     if not has_rocksdb():
         arguments.error("RocksDB is missing; Debian and Ubuntu: apt-get install librocksdb-dev")
     torch.set_num_threads(1)
     report = Report(as_json=options.json, cases=CASES)
     ids = options.ids or (2000 if options.quick else 2_000_000)
-    calls = options.calls or (20 if options.quick else 500)
+    calls = options.calls or (20 if options.quick else 200)
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        of = measured(Path(folder), ids, options.rounds, calls, options.cgroup, options.only)
+        of = measured(Path(folder), ids, options.rounds, calls, options.only)
         report.take(of)
     report.close()
 

@@ -73,3 +73,25 @@ SERVING_LOAD = Table(
         )
     ),
 )
+
+
+def _in_file(exponent: float, cached: int) -> list[Cell | None]:
+    cases = tuple(f"Zipf {exponent:g}, {cached} % cached, {which}" for which in ("p50", "p99"))
+    return [
+        Cell("file_rows", cases, "rows in memory", "ours_ms", "ms"),
+        Cell("file_rows", cases, "rows in memory", "peer_ms", "ms"),
+        Cell("file_rows", cases, "RocksDB", "peer_ms", "ms"),
+        Cell("file_rows", cases[:1], "RocksDB"),
+    ]
+
+
+FILE_ROWS = Table(
+    "file-rows",
+    "Rows in a file: 2,560 ids a call of 2 M rows of 64 float32",
+    ("p50 / p99", "rows in memory", "RocksDB, rows only", "p50 / RocksDB"),
+    tuple(
+        (f"Zipf {exponent:g}, {cached} % of the rows in the cache", _in_file(exponent, cached))
+        for exponent in (1.05, 1.2)
+        for cached in (5, 25, 100)
+    ),
+)
