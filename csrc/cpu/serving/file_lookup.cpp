@@ -5,7 +5,6 @@
 // 3. Threads make bags of them, or single rows, as for tables in memory.
 #include <torch/csrc/stable/library.h>
 
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -15,17 +14,34 @@
 #include "arguments/storage.h"
 #include "arguments/table_constants.h"
 #include "core/runtime/check.h"
+#include "cpu/runtime/scratch.h"
 #include "cpu/serving/row_files.h"
 #include "cpu/serving/serve_call.h"
 
 namespace dynemb::cpu {
 namespace {
 
-// The rows of all ids of a call.
+// The rows of all ids of a call. A thread keeps their memory for its next call, unless it is large:
+// new pages take as long as the copies of rows.
 struct CallRows {
-  const int64_t* ids;
-  std::vector<const char*> row;  // nullptr: missing
-  std::unique_ptr<char[]> values;
+  static constexpr size_t kMostKept = size_t{8} << 20;
+
+  const int64_t* ids = nullptr;
+  Scratch<const char*> row;  // nullptr: missing
+  Scratch<char> values;
+
+  CallRows() { values.swap(kept()); }
+  ~CallRows() {
+    if (values.capacity() <= kMostKept) values.swap(kept());
+  }
+  CallRows(const CallRows&) = delete;
+  CallRows& operator=(const CallRows&) = delete;
+
+ private:
+  static Scratch<char>& kept() {
+    static thread_local Scratch<char> memory;
+    return memory;
+  }
 };
 
 struct FileSource {
@@ -59,7 +75,7 @@ void read_rows(RowFile& file, const int64_t* meta, const FeatureArgs& features, 
     bytes += (tile.end - tile.begin) * place_bytes(file.tables()[tile.table]);
   }
   out.ids = features.ids;
-  out.values.reset(new char[static_cast<size_t>(bytes)]);
+  out.values.resize(static_cast<size_t>(bytes));
   out.row.resize(static_cast<size_t>(features.count));
   std::mutex lock;
   std::vector<FileRow> missed;
@@ -81,7 +97,7 @@ void read_rows(RowFile& file, const int64_t* meta, const FeatureArgs& features, 
         return;
       }
       wanted.clear();
-      char* to = out.values.get() + begins[k];
+      char* to = out.values.data() + begins[k];
       for (int64_t i = 0; i < count; ++i, to += place_bytes(file.tables()[tile.table])) {
         const bool found = numbers[i] >= 0;
         out.row[tile.begin + i] = found ? to : nullptr;
@@ -116,7 +132,7 @@ std::tuple<Tensor, Tensor> file_lookup(Tensor file, Tensor tables, Tensor meta, 
   check_in_host_memory(op, "init_data", init_data);
   check_layout(op, "init_data", init_data, ScalarType::Double);
   const auto* constants = static_cast<const int64_t*>(meta.data_ptr());
-  CallRows read{};
+  CallRows read;
   std::vector<FileSource> sources;
   for (size_t t = 0; t < rows->tables().size(); ++t) {
     const int64_t* of = constants + static_cast<int64_t>(t) * kMetaColumns;
