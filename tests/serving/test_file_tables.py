@@ -329,6 +329,8 @@ def test_names_of_files() -> None:
 
 @pytest.mark.long
 def test_packages_with_files(model: Model, tmp_path: Path) -> None:
+    from tutorials.serving.metrics import Metrics
+
     asked = numbers(10, 2)
     with config.patch(QUICK):
         path = serving.export(model.frozen, tmp_path / "package", (model.ids[asked],))
@@ -340,6 +342,10 @@ def test_packages_with_files(model: Model, tmp_path: Path) -> None:
     path = path.rename(tmp_path / "moved")
     with serving.load(path, cache="64 rows") as served:
         assert torch.allclose(served.run(model.ids[asked]), model.expected(asked))
+        (stats,) = served.row_files().values()
+        assert (stats.cached_rows, stats.misses) == (64, 20)
+        page = Metrics(served, None, None).text().decode()
+    assert 'dynemb_rows_read_total{file="tables0.rows",from="file"} 20.0' in page
     with pytest.raises(ValueError, match=r"cache is '1GB', but .*memory has its rows in memory"):
         serving.load(in_memory, cache="1GB")
     file = path / "tables0.rows"

@@ -179,8 +179,8 @@ def space_errors(path: Location, written: int = 0) -> Iterator[None]:
         raise DiskFullError(
             error.errno,
             f"{os.strerror(error.errno)} after {written} bytes of {path.name}, "
-            f"{shutil.disk_usage(place).free} bytes are free: {_REMEDIES[error.errno]}; the "
-            "checkpoint from before is unchanged",
+            f"{shutil.disk_usage(place).free} bytes are free: {_REMEDIES[error.errno]}; "
+            "what was there before is unchanged",
             str(path),
         ) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -15,7 +16,7 @@ from torch_dynemb.argument_checks import table_number
 from torch_dynemb.delta_log.redis.rows import RedisRows
 from torch_dynemb.ops.columns import Table
 from torch_dynemb.ops.tensors import LookupBatch
-from torch_dynemb.serving.file_names import name_file
+from torch_dynemb.serving.file_names import name_file, path_of
 from torch_dynemb.serving.frozen_tables import FrozenTables, copied_index
 from torch_dynemb.serving.missing import CountedTables, note_missing
 from torch_dynemb.serving.remote_tables import RemoteTables
@@ -41,6 +42,15 @@ class OpenedFile:
         ops.file_open(file)
         self._file = file.clone()
         finalize(self, ops.file_close, self._file).atexit = False
+
+    @property
+    def name(self) -> str:
+        """Name of the file, without its folder."""
+        return os.path.basename(path_of(self._file))
+
+    def stats(self) -> ops.RowFileStats:
+        """Return counts of the file in this process."""
+        return ops.file_stats(self._file)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OpenedFile:
         return OpenedFile(self._file)

@@ -99,6 +99,15 @@ class _ModelState(Collector):
             for name, count in self._model.missing.items():
                 missing.add_metric([name], count)
             yield missing
+        files = self._model.row_files()
+        if files:
+            read = CounterMetricFamily(
+                "dynemb_rows_read", "Rows of files that were looked up", labels=["file", "from"]
+            )
+            for name, of in files.items():
+                read.add_metric([name, "cache"], of.hits)
+                read.add_metric([name, "file"], of.misses)
+            yield read
         if self._follower is not None:
             yield GaugeMetricFamily(
                 "dynemb_following", "1 while commits are taken, else 0", 1 - self._stopped()

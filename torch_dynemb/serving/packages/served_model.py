@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from torch_dynemb._library.library import raises_typed_errors
 from torch_dynemb.delta_log.follower import Follower
+from torch_dynemb.ops import RowFileStats
 from torch_dynemb.serving.live_state import LiveUpdate
 from torch_dynemb.serving.packages.inputs import Input, InputChecks, shape_text
 from torch_dynemb.serving.packages.live_package import LiveStats
@@ -176,6 +177,18 @@ class ServedModel:
         with self._open("stats").reading() as loaded:
             stats = loaded.live.stats()
         return {name: of._replace(dense_behind=self.dense_behind) for name, of in stats.items()}
+
+    def row_files(self) -> dict[str, RowFileStats]:
+        """Return hits, misses and reads of each file of rows, by its name in the package.
+
+        They count from the first use of the file in this process; models that share it count
+        together. Empty if all rows are in memory.
+
+        Raises:
+            RuntimeError: the model is closed.
+        """
+        with self._open("row_files").reading() as loaded:
+            return {of.name: of.stats() for of in loaded.opened}
 
     @property
     def follower(self) -> Follower:
