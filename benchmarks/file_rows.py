@@ -74,7 +74,7 @@ class Tables:
 
 
 class Requests:
-    """Calls with other ids each time.
+    """A candidate that gets other ids in each call.
 
     Args:
         ids: of each call; candidates have the same.
@@ -89,7 +89,7 @@ class Requests:
 
 
 class RocksDBLookups:
-    """Reads of distinct ids."""
+    """A candidate that reads distinct ids."""
 
     def __init__(self, database: RocksDBRows) -> None:
         self._database = database
@@ -127,7 +127,7 @@ def lookups(
     missed = {"missed": round(misses / (hits + misses), 4)}
     for peer in (MEMORY, PEER):
         for name, of in (("p50", medians), ("p99", percentiles_99)):
-            both = [of(timed[who].rounds[WARM_UP:]) for who in ("ours", peer)]
+            both = [of(timed[one].rounds[WARM_UP:]) for one in ("ours", peer)]
             yield compare(BENCH, f"{case}, {name}", both[0], peer, both[1], **missed)
 
 

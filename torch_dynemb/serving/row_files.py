@@ -129,7 +129,7 @@ class RowFolder:
 
 
 class _Writer:
-    """Writes one file; it is removed if an error leaves it incomplete."""
+    """A file that is written; it is removed if an error leaves it incomplete."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         self._path, self._most, self._end = path, most_bytes, 0
