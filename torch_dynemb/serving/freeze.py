@@ -105,8 +105,8 @@ def freeze(
         storage: where the rows of dynamic tables lie. None: in memory. A
             :class:`torch_dynemb.SSDStore`: in files of its ``path``, a new folder, with as many
             rows in memory as its ``cache`` says. ``disk`` and ``io`` mean what they mean there;
-            ``segment`` means nothing. Rows are copied in pieces, so they need not fit in memory. The
-            files belong to the copy and must stay where they are; a process opens them once. A
+            ``segment`` means nothing. Rows are copied in pieces, so they need not fit in memory.
+            The files belong to the copy and must stay where they are; a process opens them once. A
             :class:`torch_dynemb.delta_log.RedisRows`: rows are read from Redis, by the names of
             their tables in a checkpoint, and none is copied. The model needs none itself.
 
