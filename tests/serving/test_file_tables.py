@@ -210,6 +210,14 @@ def test_a_damaged_row_is_named_and_the_others_are_read(model: Model) -> None:
         model.frozen(model.ids[7:8, None])
 
 
+def test_a_file_that_is_cut_short_while_it_is_open(model: Model) -> None:
+    os.truncate(model.file, PAGE)
+    with pytest.raises(DamagedStoreError, match=rf"has {PAGE} bytes, expected \d+; it was cut"):
+        model.frozen(model.ids[:1, None])
+    with pytest.raises(DamagedStoreError, match="it was cut short while it was open: copy"):
+        model.frozen.frozen_tables.ids("ads")
+
+
 def test_a_row_at_the_place_of_another_is_none(model: Model) -> None:
     data = bytearray(model.file.read_bytes())
     here, there, size = model.place_of(1), model.place_of(2), 4 * DIM + 4

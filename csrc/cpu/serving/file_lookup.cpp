@@ -120,6 +120,7 @@ std::tuple<Tensor, Tensor> file_lookup(Tensor file, Tensor tables, Tensor meta, 
                                        std::vector<int64_t> feature_dims, int64_t pooling) {
   const char* op = "file_lookup";
   const auto rows = row_file(op, file);
+  rows->check_size(op);
   for (const auto& [name, tensor] : {std::pair{"tables", &tables}, std::pair{"meta", &meta}}) {
     check_in_host_memory(op, name, *tensor);
     check_layout(op, name, *tensor, ScalarType::Long);

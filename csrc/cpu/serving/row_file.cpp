@@ -64,6 +64,14 @@ RowFile::~RowFile() {
   close(file_);
 }
 
+void RowFile::check_size(const char* op) const {
+  struct stat status{};
+  const bool is_whole = fstat(file_, &status) == 0 && status.st_size >= bytes_;
+  DYNEMB_CHECK(is_whole, "dynemb::", op, ": ", path_, ": the file has ", status.st_size,
+               " bytes, expected ", bytes_, "; it was cut short while it was open", kRowFileRemedy,
+               kDamagedStoreError);
+}
+
 void RowFile::read_header(const std::string& op, RowFileUuid uuid) {
   const auto* word = static_cast<const int64_t*>(map_);
   const auto damaged = [&](bool is_right, const auto&... what) {

@@ -57,6 +57,8 @@ class RowFile {
   RowFile(const RowFile&) = delete;
   RowFile& operator=(const RowFile&) = delete;
 
+  // Raises if the file was cut short since it was opened: the mapped index would end the process.
+  void check_size(const char* op) const;
   const std::vector<FileTable>& tables() const { return tables_; }
   const std::string& path() const { return path_; }
   int64_t cached_rows() const;

@@ -104,6 +104,7 @@ Tensor file_ids(Tensor file, int64_t table, int64_t ids) {
   const FileTable& of = rows->tables()[table];
   DYNEMB_CHECK(ids == of.size, "dynemb::file_ids: ids is ", ids, ", expected ", of.size,
                ", those of table ", table);
+  rows->check_size("file_ids");
   const int64_t* line = rows->whole_index(table);
   Tensor result = empty_cpu({ids}, ScalarType::Long);
   auto* out = static_cast<int64_t*>(result.data_ptr());
