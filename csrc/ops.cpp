@@ -330,7 +330,7 @@ DYNEMB_DEFINE_OPS(m) {
       "int pooling) -> (Tensor output, Tensor missing)");
   host.def("file_ids(Tensor file, int table, int ids) -> Tensor");
   host.def("file_stats(Tensor file) -> Tensor");
-  host.def("file_pages(Tensor ids, Tensor packed) -> Tensor");
+  host.def("file_pages(Tensor ids, Tensor packed, int crc) -> Tensor");
   // Rows of 8 or 4 bits a value.
   m.def("quantize_rows(Tensor rows, int format) -> Tensor");
   m.def("dequantize_rows(Tensor packed, int format, int dim) -> Tensor");

@@ -53,7 +53,7 @@ CASES: dict[str, dict[str, Case]] = {
     "file_stats": {"": file_arguments},
     "file_ids": {"": lambda: file_arguments(1, list(file_tables().sizes().values())[1])},
     "file_pages": {
-        "": lambda: (torch.arange(70), torch.arange(70 * 60).to(torch.uint8).reshape(70, 60)),
-        "large": lambda: (torch.arange(2), torch.ones(2, 5000, dtype=torch.uint8)),
+        "": lambda: (torch.arange(70), torch.arange(70 * 60).to(torch.uint8).reshape(70, 60), 7),
+        "large": lambda: (torch.arange(2), torch.ones(2, 5000, dtype=torch.uint8), 0),
     },
 }

@@ -419,7 +419,7 @@ dynemb::file_lookup(Tensor file, Tensor tables, Tensor meta, Tensor init_data, T
     int pooling) -> (Tensor output, Tensor missing)
 dynemb::file_ids(Tensor file, int table, int ids) -> Tensor
 dynemb::file_stats(Tensor file) -> Tensor
-dynemb::file_pages(Tensor ids, Tensor packed) -> Tensor""",
+dynemb::file_pages(Tensor ids, Tensor packed, int crc) -> Tensor""",
         )
 
     def test_tiers(self) -> None:

@@ -6,7 +6,8 @@ rows at each read.
 
 A tensor of 518 words names the file (csrc/cpu/serving/row_files.h), so copies of it, in exported
 programs and in packages, name the same file. A process opens a file once, and all its models share
-the cache. Any number of threads may look up.
+the cache. It closes it with the last :func:`file_close`; of files that only lookups have opened, as
+exported programs do, the last four stay open. Any number of threads may look up.
 """
 
 from __future__ import annotations
@@ -123,17 +124,18 @@ def file_stats(file: Tensor) -> RowFileStats:
 
 
 @raises_typed_errors
-def file_pages(ids: Tensor, packed: Tensor) -> Tensor:
+def file_pages(ids: Tensor, packed: Tensor, crc: int) -> Tensor:
     """Return pages of a file with rows and their checksums.
 
     Args:
         ids: int64 [n].
         packed: uint8 [n, bytes], their rows, as they are stored.
+        crc: crc32c of the file's id.
 
     Returns:
         uint8 [bytes], whole pages of 4096. Rows follow each other, as many in a page as fit.
     """
-    pages: Tensor = torch.ops.dynemb.file_pages(ids, packed)
+    pages: Tensor = torch.ops.dynemb.file_pages(ids, packed, crc)
     return pages
 
 
@@ -175,7 +177,7 @@ def _file_stats_fake(file: Tensor) -> Tensor:
 
 
 @register_fake("file_pages")
-def _file_pages_fake(ids: Tensor, packed: Tensor) -> Tensor:
+def _file_pages_fake(ids: Tensor, packed: Tensor, crc: int) -> Tensor:
     record = packed.shape[1] + 4
     pages = -(-record // 4096)
     return packed.new_empty((-(-packed.shape[0] // max(1, 4096 // record)) * pages * 4096,))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torch_dynemb.errors import DamagedStoreError
 from torch_dynemb.ops import IoPath
 
 MAGIC = 0x31656C6966776F72  # kRowFileMagic of csrc/core/serving/row_file.h
@@ -41,9 +42,13 @@ def name_file(
         int64 [518].
 
     Raises:
-        ValueError: the path is longer.
+        ValueError: the path is longer, or not UTF-8.
     """
     text = os.fsencode(os.path.abspath(path))
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"the path of a file of rows is {text!r}, which is not UTF-8") from None
     if len(text) > _PATH_BYTES:
         raise ValueError(f"the path of a file of rows has {len(text)} bytes, at most {_PATH_BYTES}")
     head = struct.pack("<6q", MAGIC, *identity, cache_bytes, int(io), len(text))
@@ -66,6 +71,28 @@ def moved_file(
     return name_file(path, identity, cache_bytes=size, io=io)
 
 
+def check_named(file: Tensor, path: str | os.PathLike[str]) -> None:
+    """Raise DamagedStoreError unless a file is the one that a tensor names.
+
+    Args:
+        file: the tensor.
+        path: of the file.
+
+    Raises:
+        FileNotFoundError: it is missing.
+    """
+    with open(path, "rb") as opened:
+        head = opened.read(32)
+        size = opened.seek(0, os.SEEK_END)
+    own = struct.pack("<3q", MAGIC, *file[1:3].tolist())
+    if head[:24] != own or head[24:] != struct.pack("<q", size):
+        raise DamagedStoreError(
+            f"{path}: the file was replaced or cut short, and is not that of this model: put it "
+            "back, or freeze the model again",
+            path=os.fspath(path),
+        )
+
+
 def path_of(file: Tensor) -> str:
     """Return the path in the tensor that names a file."""
     words = file.tolist()
@@ -73,4 +100,4 @@ def path_of(file: Tensor) -> str:
     return os.fsdecode(text[: words[_WORDS - 1]])
 
 
-__all__ = ["MAGIC", "moved_file", "name_file", "new_identity", "path_of"]
+__all__ = ["MAGIC", "check_named", "moved_file", "name_file", "new_identity", "path_of"]

@@ -14,7 +14,7 @@ from torch_dynemb import ops
 from torch_dynemb._library.finalizers import finalize
 from torch_dynemb.argument_checks import table_number
 from torch_dynemb.delta_log.redis.rows import RedisRows
-from torch_dynemb.ops.columns import Table
+from torch_dynemb.ops.columns import Meta, Table
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.serving.file_names import name_file, path_of
 from torch_dynemb.serving.frozen_tables import FrozenTables, copied_index
@@ -25,6 +25,7 @@ from torch_dynemb.storage.tiers.configs import IO_PATHS
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.undisturbed import Undisturbed
 
+_BUFFERS = ("file", "tables", "meta", "init_data")
 # where freeze() puts the rows of the tables that it copies, or finds them; None: in memory
 ROWS_IN: ContextVar[RowFolder | RedisRows | None] = ContextVar(
     "torch_dynemb.serving.ROWS_IN", default=None
@@ -36,27 +37,30 @@ class OpenedFile:
 
     Args:
         file: the tensor that names it.
+
+    Attributes:
+        file: a copy of it, for as long as this object lives.
     """
 
     def __init__(self, file: Tensor) -> None:
         ops.file_open(file)
-        self._file = file.clone()
-        finalize(self, ops.file_close, self._file).atexit = False
+        self.file = file.clone()
+        finalize(self, ops.file_close, self.file).atexit = False
 
     @property
     def name(self) -> str:
         """Name of the file, without its folder."""
-        return os.path.basename(path_of(self._file))
+        return os.path.basename(path_of(self.file))
 
     def stats(self) -> ops.RowFileStats:
         """Return counts of the file in this process."""
-        return ops.file_stats(self._file)
+        return ops.file_stats(self.file)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OpenedFile:
-        return OpenedFile(self._file)
+        return OpenedFile(self.file)
 
     def __reduce__(self) -> tuple[type[OpenedFile], tuple[Tensor]]:
-        return OpenedFile, (self._file,)
+        return OpenedFile, (self.file,)
 
 
 class FileTables(CountedTables):
@@ -161,10 +165,13 @@ class FileTables(CountedTables):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        given = state_dict.get(f"{prefix}file")
+        absent = [prefix + name for name in _BUFFERS if prefix + name not in state_dict]
+        if absent:  # the others would not fit those here
+            missing_keys += absent
+            return
         try:
-            opened = None if given is None else OpenedFile(given)
-        except (RuntimeError, ValueError) as error:
+            opened = self._checked([state_dict[prefix + name] for name in _BUFFERS])
+        except (RuntimeError, TypeError, ValueError) as error:
             error_msgs.append(f"{prefix.rstrip('.')}: {error}")
             return
         super()._load_from_state_dict(
@@ -176,7 +183,20 @@ class FileTables(CountedTables):
             unexpected_keys,
             error_msgs,
         )
-        self._opened = opened or self._opened
+        self._opened = opened
+
+    def _checked(self, given: list[Tensor]) -> OpenedFile:
+        """Open the file of a state; raise unless it has these tables."""
+        file, tables, meta, init_data = given
+        own = self.get_buffer("meta")
+        if meta.shape != own.shape or not torch.equal(meta[:, Meta.DIM], own[:, Meta.DIM]):
+            raise ValueError(
+                f"state entry 'meta' has other tables than {self.names}, or other dims"
+            )
+        opened = OpenedFile(file)
+        nothing = LookupBatch.of_rows(self.one_bag, self.one_bag, [0], int(own[0, Meta.DIM]))
+        ops.file_lookup(file, tables, meta, init_data, nothing)
+        return opened
 
 
 def read_only_tables(group: TableGroup, kept_because: str | None) -> CountedTables:

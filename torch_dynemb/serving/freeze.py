@@ -6,7 +6,8 @@ A package registers how its modules are copied, by :func:`torch_dynemb.register_
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, overload
 
 from torch import nn
@@ -151,18 +152,20 @@ def freeze(
     _check_storage(model, storage)
     if isinstance(storage, RedisRows):
         return _with_remote_rows(model, storage, ranks, missing, rows, keep)
+    _check_rows_stay(model, rows)
     kept = None if keep is None else _kept_tables(model, keep)
-    folder = None if storage is None else RowFolder(storage, rows)
-    frozen = _frozen_in(folder, Choices(ranks, kept), model)
-    if kept is not None and isinstance(keep, Mapping):
-        check_names("freeze", "keep", list(keep), sorted(kept.names))
-    if frozen is None:
-        return None  # type: ignore[return-value]
-    if rows is not None and storage is None:
+    with _rows_in(None if storage is None else RowFolder(storage, rows)):
+        frozen = frozen_by(Choices(ranks, kept), model)
+        if kept is not None and isinstance(keep, Mapping):
+            check_names("freeze", "keep", list(keep), sorted(kept.names))
+        if frozen is None:
+            return None  # type: ignore[return-value]
         for part in frozen.modules():
-            if isinstance(part, FrozenTables):
+            if isinstance(part, FileTables):
+                part.open()
+            elif isinstance(part, FrozenTables) and rows is not None:
                 part.store_rows(rows)
-    return CountsMissing(frozen) if missing else frozen
+        return CountsMissing(frozen) if missing else frozen
 
 
 def _check_storage(model: nn.Module, storage: object) -> None:
@@ -213,31 +216,42 @@ def _with_remote_rows(
     return RemoteModel(CountsMissing(frozen) if missing else frozen, storage)
 
 
-def _frozen_in(folder: RowFolder | None, choices: Choices, model: Model) -> Model | None:
-    """Freeze a model with its rows in a folder, or in memory."""
+def _check_rows_stay(model: nn.Module, rows: RowKind | None) -> None:
+    """Raise ValueError if the model has rows that cannot be stored in another format."""
+    fixed = (
+        part
+        for part in model.modules()
+        if isinstance(part, CountedTables) and not isinstance(part, FrozenTables)
+    )
+    if rows is not None and (part := next(fixed, None)) is not None:
+        raise ValueError(
+            f"freeze: rows is {rows!r}, but the model has {type(part).__name__}, with rows that "
+            "keep their format: give rows when it is frozen first"
+        )
+
+
+@contextmanager
+def _rows_in(folder: RowFolder | None) -> Iterator[None]:
+    """Let copies of tables put their rows into a folder, which is removed after an error."""
     if folder is None:
-        return frozen_by(choices, model)
+        yield
+        return
     token = ROWS_IN.set(folder)
     try:
-        frozen = frozen_by(choices, model)
-        if frozen is not None:
-            for part in frozen.modules():
-                if isinstance(part, FileTables):
-                    part.open()
+        yield
         folder.finish()
     except BaseException:
         folder.remove()
         raise
     finally:
         ROWS_IN.reset(token)
-    return frozen
 
 
 def _kept_tables(model: nn.Module, keep: Keep) -> KeptTables:
     """Return the rule of each table of a model on this rank."""
     check_keep("freeze", keep)
     parts = parts_of(model)
-    if not parts and any(isinstance(part, FrozenTables) for part in model.modules()):
+    if not parts and any(isinstance(part, CountedTables) for part in model.modules()):
         raise ValueError(
             f"freeze: keep is {keep!r}, but the model is frozen already, without scores: give keep "
             "when it is frozen first"

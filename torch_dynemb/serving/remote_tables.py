@@ -298,8 +298,14 @@ class _Last(threading.local):
 
 
 def _note(positions: tuple[RowPosition, ...]) -> None:
-    """Report the commit of a lookup to the running forward, if any."""
-    if not _answers.open or not positions:
+    """Report the commit of a lookup to the running forward."""
+    if not _answers.open:
+        raise RuntimeError(
+            "RemoteTables: a lookup runs outside of a forward of its RemoteModel, or in another "
+            "thread than it, so its rows may be of another commit: call the RemoteModel, and look "
+            "up in the thread of its forward"
+        )
+    if not positions:
         return
     if _answers.open[-1] not in (None, positions[0]):
         raise _OtherCommitError

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.errors import DiskFullError
 from torch_dynemb.files.checksummed_files import space_errors
+from torch_dynemb.files.disk import UNFINISHED
 from torch_dynemb.files.tensor_file import as_bytes, raw
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Meta, Table
 from torch_dynemb.ops.serving import LIVE_FORMATS
@@ -85,13 +87,29 @@ class RowFolder:
         self._path = Path(storage.path)
         self._written: list[WrittenFile] = []
         self._left = storage.disk_bytes or (1 << 62)
+        if storage.io == "io_uring" and ops.IoPath.URING not in ops.store_io_paths():
+            raise RuntimeError(
+                "freeze: storage has io='io_uring', which this build or this kernel lacks: leave "
+                "io out"
+            )
+        self._made = [of for of in (self._path, *self._path.parents) if not of.exists()]
         with space_errors(self._path):
             self._path.mkdir(parents=True, exist_ok=True)
-        if any(self._path.iterdir()):
-            raise FileExistsError(
-                f"freeze: storage has the path {self._path}, which is not empty: give a folder of "
-                "its own to each copy of a model, and to each rank, for instance one by version"
-            )
+        self._mark = self._path / UNFINISHED
+        try:
+            with space_errors(self._mark):
+                self._mark.touch(exist_ok=False)  # another freeze may begin here, too
+        except FileExistsError:
+            raise self._not_empty() from None
+        if os.listdir(self._path) != [UNFINISHED]:
+            self._mark.unlink()
+            raise self._not_empty()
+
+    def _not_empty(self) -> FileExistsError:
+        return FileExistsError(
+            f"freeze: storage has the path {self._path}, which is not empty: give a folder of "
+            "its own to each copy of a model, and to each rank, for instance one by version"
+        )
 
     def write(self, group: TableGroup, index: CopiedIndex) -> WrittenFile:
         """Write the tables of a group. Stored handles of ``index`` become row numbers.
@@ -115,6 +133,7 @@ class RowFolder:
 
     def finish(self) -> None:
         """Wait until the names of the files are on the disk."""
+        self._mark.unlink()
         folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
@@ -122,10 +141,12 @@ class RowFolder:
             os.close(folder)
 
     def remove(self) -> None:
-        """Remove what was written."""
-        for file in self._path.glob("tables*.rows"):
-            file.unlink()
-        self._path.rmdir()
+        """Remove what was written, and the folders that were made for it."""
+        for file in (*(written.path for written in self._written), self._mark):
+            file.unlink(missing_ok=True)
+        with suppress(OSError):  # a mount, or files of others
+            for folder in self._made:
+                folder.rmdir()
 
 
 class _Writer:
@@ -133,6 +154,9 @@ class _Writer:
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         self._path, self._most, self._end = path, most_bytes, 0
+        self._identity = new_identity()
+        words = torch.tensor(self._identity, dtype=torch.int64, device="cpu")
+        self._id_sum = ops.crc32c(words)
 
     def __enter__(self) -> _Writer:
         with space_errors(self._path):
@@ -199,10 +223,9 @@ class _Writer:
         )
         sums_begin = self._end
         self._write(sums.to(torch.uint32), sums_begin)
-        identity = new_identity()
         head = [
             MAGIC,
-            *identity,
+            *self._identity,
             self._end,
             count,
             index_begin,
@@ -215,7 +238,7 @@ class _Writer:
             os.fsync(self._file)
             self._write(header, 0)
             os.fsync(self._file)
-        return WrittenFile(self._path, identity, rows, total)
+        return WrittenFile(self._path, self._identity, rows, total)
 
     def _write_rows(
         self,
@@ -235,7 +258,7 @@ class _Writer:
             weights = read_rows(group.tables, table, ids, handles, state=False).rows
             weights = _formatted(group.names[table], weights.cpu(), ids, kind)
             packed = as_bytes(weights.contiguous()).reshape(len(ids), size)
-            pages = ops.file_pages(ids.cpu(), packed)
+            pages = ops.file_pages(ids.cpu(), packed, self._id_sum)
             self._write(pages, begin)
             begin += pages.numel()
             done += len(ids)

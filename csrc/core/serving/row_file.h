@@ -2,8 +2,8 @@
 //
 //   header    whole pages: the words below, then kRowFileTableWords for each table, then the crc32c
 //             of these words
-//   rows      of each table, as many records in a page as fit: the row, then the crc32c of its id
-//             (8 bytes) and of the row
+//   rows      of each table, as many records in a page as fit: the row, then the crc32c of the
+//             file's id (16 bytes), of the row's id (8 bytes), and of the row
 //   index     buckets of all tables, of which handles are row numbers
 //   sums      uint32 for each kIndexBlockBytes of the index: its crc32c
 //

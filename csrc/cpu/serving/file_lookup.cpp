@@ -14,6 +14,7 @@
 #include "arguments/storage.h"
 #include "arguments/table_constants.h"
 #include "core/runtime/check.h"
+#include "cpu/memory/reserve.h"
 #include "cpu/runtime/scratch.h"
 #include "cpu/serving/row_files.h"
 #include "cpu/serving/serve_call.h"
@@ -75,6 +76,7 @@ void read_rows(RowFile& file, const int64_t* meta, const FeatureArgs& features, 
     bytes += (tile.end - tile.begin) * place_bytes(file.tables()[tile.table]);
   }
   out.ids = features.ids;
+  check_available_memory("file_lookup", bytes);
   out.values.resize(static_cast<size_t>(bytes));
   out.row.resize(static_cast<size_t>(features.count));
   std::mutex lock;
@@ -138,6 +140,10 @@ std::tuple<Tensor, Tensor> file_lookup(Tensor file, Tensor tables, Tensor meta, 
   for (size_t t = 0; t < rows->tables().size(); ++t) {
     const int64_t* of = constants + static_cast<int64_t>(t) * kMetaColumns;
     const FileTable& table = rows->tables()[t];
+    const int64_t size = static_cast<const int64_t*>(tables.data_ptr())[
+        static_cast<int64_t>(t) * kTableColumns + kTableSize];
+    DYNEMB_CHECK(size == table.size, "dynemb::", op, ": tables of table ", t, " has ", size,
+                 " ids, but that of ", rows->path(), " has ", table.size);
     DYNEMB_CHECK(of[kMetaDim] == table.dim, "dynemb::", op, ": meta of table ", t, " has dim ",
                  of[kMetaDim], ", but that of ", rows->path(), " has dim ", table.dim);
     check_initializers(op, static_cast<int64_t>(t), of, table.dim,

@@ -29,7 +29,8 @@ int open_file(const std::string& op, const std::string& path) {
   if (file < 0 && errno == EINVAL) file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   DYNEMB_CHECK(file >= 0, "dynemb::", op, ": cannot open ", path, ", the file of the rows: ",
                std::strerror(errno),
-               ". It lies where freeze or serving.export has written it, and belongs to the model");
+               ". It lies where freeze or serving.export has written it, and belongs to the model: "
+               "put it back, or freeze or export the model again");
   return file;
 }
 
@@ -93,6 +94,7 @@ void RowFile::read_header(const std::string& op, RowFileUuid uuid) {
                " has the rows of another model: put back the file that belongs to this one, or "
                "freeze or export the model again",
                kDamagedStoreError);
+  id_sum_ = crc32c(0, word + kRowFileUuid, sizeof uuid.words);
   const int64_t buckets = word[kRowFileIndexBuckets];
   index_bytes_ = buckets * kBucketWords * 8;
   const int64_t blocks = (index_bytes_ + kIndexBlockBytes - 1) / kIndexBlockBytes;
@@ -252,7 +254,7 @@ std::string RowFile::fault(const FileRow& row, const char* record) const {
   const auto bytes = static_cast<size_t>(tables_[row.table].row_bytes);
   uint32_t sum;
   std::memcpy(&sum, record + bytes, sizeof sum);
-  if (crc32c(crc32c(0, &row.id, sizeof row.id), record, bytes) == sum) return {};
+  if (crc32c(crc32c(id_sum_, &row.id, sizeof row.id), record, bytes) == sum) return {};
   return place_of(row) + ", has a wrong checksum" + kRowFileRemedy + kDamagedStoreError;
 }
 

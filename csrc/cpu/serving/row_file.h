@@ -99,6 +99,7 @@ class RowFile {
   const IoPath io_;
   int file_ = -1;
   int64_t bytes_ = 0, index_bytes_ = 0, sums_begin_ = 0;
+  uint32_t id_sum_ = 0;  // of the file's id
   void* map_ = nullptr;
   const int64_t* index_ = nullptr;
   const uint32_t* sums_ = nullptr;

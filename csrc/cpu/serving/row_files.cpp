@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
@@ -29,11 +30,30 @@ struct OpenFile {
 struct OpenFiles {
   std::mutex lock;
   std::map<RowFileUuid, OpenFile> files;
+  std::deque<RowFileUuid> unheld;  // opened by lookups alone, the last one last
 };
 
 OpenFiles& open_files() {
-  static OpenFiles* files = new OpenFiles;  // never freed: threads may read at the end of a process
+  static OpenFiles* files = [] {
+    auto* made = new OpenFiles;  // never freed: threads may read at the end of a process
+    at_fork([made] { new (&made->lock) std::mutex; });  // another thread may have held it
+    return made;
+  }();
   return *files;
+}
+
+// Files that exported programs and scripts have opened: nothing says when these end.
+constexpr size_t kMostUnheld = 4;
+
+// Closes what was opened by lookups alone, but for the last ones. The lock is held.
+void close_unheld(OpenFiles& all, std::vector<std::shared_ptr<RowFile>>& closed) {
+  while (all.unheld.size() > kMostUnheld) {
+    const auto found = all.files.find(all.unheld.front());
+    all.unheld.pop_front();
+    if (found == all.files.end() || found->second.holders > 0) continue;
+    closed.push_back(std::move(found->second.file));
+    all.files.erase(found);
+  }
 }
 
 const int64_t* checked_words(const char* op, const Tensor& file) {
@@ -54,20 +74,24 @@ const int64_t* checked_words(const char* op, const Tensor& file) {
 std::shared_ptr<RowFile> opened(const char* op, const Tensor& file, int64_t holders) {
   const int64_t* word = checked_words(op, file);
   const RowFileUuid uuid{{word[kNamedUuid], word[kNamedUuid + 1]}};
+  std::vector<std::shared_ptr<RowFile>> closed;  // freed without the lock
   OpenFiles& all = open_files();
   const std::lock_guard<std::mutex> lock(all.lock);
   auto found = all.files.find(uuid);
-  if (found == all.files.end()) {
+  // a forked process has its parent's file, but neither its threads nor its locks
+  if (found == all.files.end() || found->second.forks != forks()) {
     const std::string path(reinterpret_cast<const char*>(word + kNamedWords),
                            static_cast<size_t>(word[kNamedPathBytes]));
     auto made = std::make_shared<RowFile>(op, path, uuid, word[kNamedCacheBytes],
                                           static_cast<IoPath>(word[kNamedIo]));
-    found = all.files.emplace(uuid, OpenFile{std::move(made), 0, forks()}).first;
+    const int64_t held = found == all.files.end() ? 0 : found->second.holders;
+    if (found != all.files.end()) closed.push_back(std::move(found->second.file));
+    found = all.files.insert_or_assign(uuid, OpenFile{std::move(made), held, forks()}).first;
+    if (held + holders == 0) {
+      all.unheld.push_back(uuid);
+      close_unheld(all, closed);
+    }
   }
-  DYNEMB_CHECK(found->second.forks == forks(), "dynemb::", op, ": ", found->second.file->path(),
-               " was opened before this process was forked: load the model in this process, or "
-               "start it by spawn",
-               kForkedProcessError);
   found->second.holders += holders;
   return found->second.file;
 }
@@ -80,7 +104,7 @@ void file_close(Tensor file) {
   OpenFiles& all = open_files();
   const std::lock_guard<std::mutex> lock(all.lock);
   const auto found = all.files.find({{word[kNamedUuid], word[kNamedUuid + 1]}});
-  if (found == all.files.end() || found->second.forks != forks()) return;
+  if (found == all.files.end()) return;
   if (--found->second.holders > 0) return;
   last = std::move(found->second.file);
   all.files.erase(found);
@@ -119,8 +143,9 @@ Tensor file_ids(Tensor file, int64_t table, int64_t ids) {
   return result;
 }
 
-// Pages of a file with the rows of ids, which begin a page. `packed`: uint8 [n, bytes].
-Tensor file_pages(Tensor ids, Tensor rows) {
+// Pages of a file with the rows of ids, which begin a page. `packed`: uint8 [n, bytes]; `crc`: the
+// checksum of the file's id.
+Tensor file_pages(Tensor ids, Tensor rows, int64_t crc) {
   const char* op = "file_pages";
   check_in_host_memory(op, "ids", ids);
   check_words(op, "ids", ids);
@@ -130,6 +155,8 @@ Tensor file_pages(Tensor ids, Tensor rows) {
                " dimensions, expected 2");
   check_size(op, "packed", rows, 0, ids.numel());
   DYNEMB_CHECK(rows.size(1) > 0, "dynemb::", op, ": packed has rows without bytes");
+  DYNEMB_CHECK(crc >= 0 && crc <= UINT32_MAX, "dynemb::", op, ": crc is ", crc, ", expected 0 to ",
+               UINT32_MAX, ", the sum so far");
   const int64_t count = rows.size(0);
   const int64_t row_bytes = rows.size(1);
   const SegmentLayout layout = row_file_layout(row_bytes);
@@ -141,7 +168,8 @@ Tensor file_pages(Tensor ids, Tensor rows) {
     char* record = out + row_offset(layout, i);
     std::memcpy(record, row, static_cast<size_t>(row_bytes));
     const uint32_t sum =
-        crc32c(crc32c(0, id + i, sizeof *id), row, static_cast<size_t>(row_bytes));
+        crc32c(crc32c(static_cast<uint32_t>(crc), id + i, sizeof *id), row,
+               static_cast<size_t>(row_bytes));
     std::memcpy(record + row_bytes, &sum, sizeof sum);
   }
   return result;

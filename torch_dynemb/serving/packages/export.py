@@ -30,7 +30,7 @@ from torch_dynemb.nn.features import exports_for_compiled_code
 from torch_dynemb.ops.columns import LiveSlab, Meta
 from torch_dynemb.parts.table_parts import table_name
 from torch_dynemb.policy.keep import Keep
-from torch_dynemb.serving.file_names import path_of
+from torch_dynemb.serving.file_names import check_named, path_of
 from torch_dynemb.serving.file_tables import FileTables
 from torch_dynemb.serving.freeze import freeze
 from torch_dynemb.serving.live_models import live, live_tables
@@ -171,7 +171,7 @@ def export(
         files = {CODE: sums_of_file(folder / CODE)}
         for file, names in ((TABLES, of_tables), (DENSE, constants.keys() - of_tables)):
             files[file] = _write_tensors(disk, folder / file, constants, sorted(names))
-        row_files = _add_row_files(folder, frozen)
+        row_files = _add_row_files(folder, frozen, constants)
         manifest = PackageManifest(
             uuid=name,
             version=name if version is None else version,
@@ -352,22 +352,43 @@ def _live_tensors(frozen: nn.Module) -> dict[str, Tensor]:
     return result
 
 
-def _add_row_files(folder: Path, frozen: nn.Module) -> dict[str, RowFilePlace]:
-    """Put the files of tables into the package, by the name of the tensor that names them."""
+def _add_row_files(
+    folder: Path, frozen: nn.Module, constants: Mapping[str, Tensor]
+) -> dict[str, RowFilePlace]:
+    """Put the files of tables that the code uses into the package, by the tensors that name them.
+
+    Raises:
+        DamagedStoreError: a file was replaced.
+        FileNotFoundError: it is missing.
+    """
     result: dict[str, RowFilePlace] = {}
-    for path, module in frozen.named_modules():
-        if not isinstance(module, FileTables):
+    added: dict[FileTables, RowFilePlace] = {}
+    for path, module in frozen.named_modules(remove_duplicate=False):
+        name = f"{path}.file"
+        if not isinstance(module, FileTables) or name not in constants:
             continue
-        place = RowFilePlace(f"tables{len(result)}.rows", module.rows, module.row_bytes)
-        source, target = path_of(module.get_buffer("file")), folder / place.file
-        try:
-            os.link(source, target)  # the same bytes, on the disk once
-        except OSError:  # another file system, or one without links
-            with space_errors(target):
-                shutil.copyfile(source, target)
-                _sync(target)
-        result[f"{path}.file"] = place
+        if module not in added:
+            place = RowFilePlace(f"tables{len(added)}.rows", module.rows, module.row_bytes)
+            _link(module.get_buffer("file"), folder / place.file)
+            added[module] = place
+        result[name] = added[module]
     return result
+
+
+def _link(file: Tensor, target: Path) -> None:
+    source = path_of(file)
+    if not os.path.isfile(source):
+        raise FileNotFoundError(
+            f"serving.export: {source}, with the rows of the model, is missing: put it back, or "
+            "freeze the model again"
+        )
+    try:
+        os.link(source, target)  # the same bytes, on the disk once
+    except OSError:  # another file system, or one without links
+        with space_errors(target):
+            shutil.copyfile(source, target)
+            _sync(target)
+    check_named(file, target)
 
 
 def _sync(path: Path) -> None:

@@ -122,7 +122,7 @@ def load(
     base = None if follow is None else base_for(folder, manifest)
     if follow is not None:
         sinks_of(follow)
-    size = None if cache is None else parse_cache("serving.load", cache)
+    size = None if cache is None else parse_cache("serving.load: cache", cache)
     if size is not None and not manifest.row_files:
         raise ValueError(
             f"serving.load: cache is {cache!r}, but {folder} has its rows in memory: leave it out, "
@@ -130,17 +130,15 @@ def load(
         )
     check_code(folder / CODE, manifest.files[CODE])
     copies = 2 if follow is not None and dense == "follow" else 1
-    ready = partial(_loaded, folder, manifest, runners)
+    ready = partial(_loaded, folder, manifest, runners, size)
     versions: Versions
     if shared_memory is None:
-        versions = Versions(
-            [ready(_read_constants(folder, manifest, cache=size)) for _ in range(copies)]
-        )
+        versions = Versions([ready(_read_constants(folder, manifest)) for _ in range(copies)])
     else:
         versions = SharedVersions(
             _shared_place(shared_memory, manifest, copies),
             manifest,
-            partial(_fill_shared, folder, manifest, size),
+            partial(_fill_shared, folder, manifest),
             partial(ready, shared=True),
             None if follow is None else copies,
         )
@@ -179,17 +177,17 @@ def _shared_place(given: str | os.PathLike[str], manifest: PackageManifest, copi
 def _fill_shared(
     folder: Path,
     manifest: PackageManifest,
-    cache: CacheSize | None,
     make: Callable[[dict[str, StoredTensor]], ConstantMemory],
 ) -> None:
     """Read a package into memory of several processes, any of which may have several runners."""
-    _unlock_lookups(_read_constants(folder, manifest, make, cache=cache), manifest)
+    _unlock_lookups(_read_constants(folder, manifest, make), manifest)
 
 
 def _loaded(
     folder: Path,
     manifest: PackageManifest,
     runners: int,
+    cache: CacheSize | None,
     memory: ConstantMemory,
     *,
     shared: bool = False,
@@ -199,7 +197,7 @@ def _loaded(
     Raises:
         DamagedFileError: a file is damaged.
     """
-    opened = [OpenedFile(memory.tensors[name]) for name in manifest.row_files]
+    opened = _open_row_files(folder, manifest, memory, cache)
     live = LivePackage(manifest.live, memory)
     idle = _idle[manifest.uuid, runners]
     try:
@@ -220,6 +218,7 @@ def _loaded(
             path=folder / CODE,
         )
     constants = {name: memory.tensors[name] for name in asked}
+    constants |= {name: of.file for name, of in opened.items()}
     dense = {name: memory.tensors[name] for name in asked if manifest.constants[name] == DENSE}
     if manifest.device == "cpu":
         # the code keeps addresses of the tensors, and references that it never releases; these
@@ -228,32 +227,34 @@ def _loaded(
         if runners > 1 and not shared:
             _unlock_lookups(memory, manifest)
         unlocks = shared or runners > 1
-        return Loaded(loader, memory, live, dense, idle, runners, unlocks, opened)
+        return Loaded(loader, memory, live, dense, idle, runners, unlocks, opened.values())
     device = torch.device(manifest.device)
     copies = {name: tensor.to(device) for name, tensor in constants.items()}
     loader.load_constants(copies, False, True, False)  # into memory that the code owns
     return Loaded(loader, None, live, {}, idle, runners, False)
 
 
-def _place_row_files(
+def _open_row_files(
     folder: Path, manifest: PackageManifest, memory: ConstantMemory, cache: CacheSize | None
-) -> None:
-    """Put the places of files with rows into the tensors that name them.
+) -> dict[str, OpenedFile]:
+    """Open the files of rows, by the tensors that name them, which each process has for itself.
 
     Raises:
-        DamagedFileError: a file is missing.
+        DamagedFileError: a file is missing, or damaged.
+        HostMemoryError: the cache does not fit in memory.
     """
-    rows = sum(place.rows for place in manifest.row_files.values())
-    total = sum(place.bytes for place in manifest.row_files.values())
+    result = {}
+    places = {place.file: place for place in manifest.row_files.values()}.values()
+    rows, total = sum(place.rows for place in places), sum(place.bytes for place in places)
     for name, place in manifest.row_files.items():
-        path, size = folder / place.file, None
+        path = folder / place.file
         if not path.is_file():
             raise DamagedFileError(
                 f"{path}: the file is missing: copy the package again", path=path
             )
-        if cache is not None:
-            size = cache.part(place.bytes, rows, total)
-        memory.tensors[name].copy_(moved_file(memory.tensors[name], path, size))
+        size = None if cache is None else cache.part(place.bytes, rows, total)
+        result[name] = OpenedFile(moved_file(memory.tensors[name], path, size))
+    return result
 
 
 def _unlock_lookups(memory: ConstantMemory, manifest: PackageManifest) -> None:
@@ -301,8 +302,6 @@ def _read_constants(
     folder: Path,
     manifest: PackageManifest,
     make: Callable[[dict[str, StoredTensor]], ConstantMemory] = ConstantMemory,
-    *,
-    cache: CacheSize | None,
 ) -> ConstantMemory:
     """Read the tensors of a package into memory, and compare all checksums.
 
@@ -310,7 +309,6 @@ def _read_constants(
         folder: of the package.
         manifest: of the package.
         make: makes memory for tensors of given dtypes and shapes.
-        cache: of rows in files; None: as it was exported.
 
     Raises:
         DamagedFileError: a file is damaged.
@@ -330,7 +328,6 @@ def _read_constants(
                         name, 0, tensor[: section.shape[0]] if section.shape else tensor.reshape(1)
                     )
             reader.finish()
-        _place_row_files(folder, manifest, memory, cache)
         return memory
     finally:
         for reader in readers.values():

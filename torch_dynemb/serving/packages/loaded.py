@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
@@ -45,7 +45,7 @@ class Loaded:
         idle: list[Loader],
         runners: int,
         unlocks: bool,
-        opened: Sequence[OpenedFile] = (),
+        opened: Collection[OpenedFile] = (),
     ) -> None:
         self.opened = opened
         self.loader, self.memory, self.live, self.dense = loader, memory, live, dense
