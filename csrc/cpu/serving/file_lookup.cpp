@@ -82,35 +82,36 @@ void read_rows(RowFile& file, const int64_t* meta, const FeatureArgs& features, 
   std::mutex lock;
   std::vector<FileRow> missed;
   std::string wrong;
-  parallel_units(static_cast<int64_t>(tiles.size()), features.count, [&](int64_t begin, int64_t end) {
-    std::vector<int64_t> numbers;
-    std::vector<FileRow> wanted;
-    for (int64_t k = begin; k < end; ++k) {
-      const Tile& tile = tiles[k];
-      const int64_t count = tile.end - tile.begin;
-      const int64_t* of = meta + tile.table * kMetaColumns;
-      const int64_t* ids = features.ids + tile.begin;
-      numbers.resize(static_cast<size_t>(count));
-      std::string is_wrong =
-          file.find(tile.table, bucket_salt(of[kMetaSeed]), ids, count, numbers.data());
-      if (!is_wrong.empty()) {
-        const std::lock_guard<std::mutex> guard(lock);
-        wrong = std::move(is_wrong);
-        return;
-      }
-      wanted.clear();
-      char* to = out.values.data() + begins[k];
-      for (int64_t i = 0; i < count; ++i, to += place_bytes(file.tables()[tile.table])) {
-        const bool found = numbers[i] >= 0;
-        out.row[tile.begin + i] = found ? to : nullptr;
-        if (found) wanted.push_back({tile.table, numbers[i], ids[i], to});
-      }
-      file.take_cached(wanted);
-      if (wanted.empty()) continue;
-      const std::lock_guard<std::mutex> guard(lock);
-      missed.insert(missed.end(), wanted.begin(), wanted.end());
-    }
-  });
+  parallel_units(
+      static_cast<int64_t>(tiles.size()), features.count, [&](int64_t begin, int64_t end) {
+        std::vector<int64_t> numbers;
+        std::vector<FileRow> wanted;
+        for (int64_t k = begin; k < end; ++k) {
+          const Tile& tile = tiles[k];
+          const int64_t count = tile.end - tile.begin;
+          const int64_t* of = meta + tile.table * kMetaColumns;
+          const int64_t* ids = features.ids + tile.begin;
+          numbers.resize(static_cast<size_t>(count));
+          std::string is_wrong =
+              file.find(tile.table, bucket_salt(of[kMetaSeed]), ids, count, numbers.data());
+          if (!is_wrong.empty()) {
+            const std::lock_guard<std::mutex> guard(lock);
+            wrong = std::move(is_wrong);
+            return;
+          }
+          wanted.clear();
+          char* to = out.values.data() + begins[k];
+          for (int64_t i = 0; i < count; ++i, to += place_bytes(file.tables()[tile.table])) {
+            const bool found = numbers[i] >= 0;
+            out.row[tile.begin + i] = found ? to : nullptr;
+            if (found) wanted.push_back({tile.table, numbers[i], ids[i], to});
+          }
+          file.take_cached(wanted);
+          if (wanted.empty()) continue;
+          const std::lock_guard<std::mutex> guard(lock);
+          missed.insert(missed.end(), wanted.begin(), wanted.end());
+        }
+      });
   DYNEMB_CHECK(wrong.empty(), "dynemb::file_lookup: ", wrong);
   file.read(missed);
 }
@@ -140,8 +141,8 @@ std::tuple<Tensor, Tensor> file_lookup(Tensor file, Tensor tables, Tensor meta, 
   for (size_t t = 0; t < rows->tables().size(); ++t) {
     const int64_t* of = constants + static_cast<int64_t>(t) * kMetaColumns;
     const FileTable& table = rows->tables()[t];
-    const int64_t size = static_cast<const int64_t*>(tables.data_ptr())[
-        static_cast<int64_t>(t) * kTableColumns + kTableSize];
+    const int64_t size = static_cast<const int64_t*>(
+        tables.data_ptr())[static_cast<int64_t>(t) * kTableColumns + kTableSize];
     DYNEMB_CHECK(size == table.size, "dynemb::", op, ": tables of table ", t, " has ", size,
                  " ids, but that of ", rows->path(), " has ", table.size);
     DYNEMB_CHECK(of[kMetaDim] == table.dim, "dynemb::", op, ": meta of table ", t, " has dim ",
@@ -160,9 +161,8 @@ std::tuple<Tensor, Tensor> file_lookup(Tensor file, Tensor tables, Tensor meta, 
   }
   const ServeArguments given{tables,         meta,         ids,    offsets, per_sample_weights,
                              feature_tables, feature_dims, pooling};
-  return serve(op, given, sources, [&](const FeatureArgs& features) {
-    read_rows(*rows, constants, features, read);
-  });
+  return serve(op, given, sources,
+               [&](const FeatureArgs& features) { read_rows(*rows, constants, features, read); });
 }
 
 }  // namespace

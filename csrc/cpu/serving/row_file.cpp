@@ -27,8 +27,8 @@ int open_file(const std::string& op, const std::string& path) {
   // past the page cache, if the file system allows it
   int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_DIRECT);
   if (file < 0 && errno == EINVAL) file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  DYNEMB_CHECK(file >= 0, "dynemb::", op, ": cannot open ", path, ", the file of the rows: ",
-               std::strerror(errno),
+  DYNEMB_CHECK(file >= 0, "dynemb::", op, ": cannot open ", path,
+               ", the file of the rows: ", std::strerror(errno),
                ". It lies where freeze or serving.export has written it, and belongs to the model: "
                "put it back, or freeze or export the model again");
   return file;
@@ -79,8 +79,9 @@ void RowFile::read_header(const std::string& op, RowFileUuid uuid) {
     DYNEMB_CHECK(is_right, "dynemb::", op, ": ", path_, ": ", what..., kRowFileRemedy,
                  kDamagedStoreError);
   };
-  damaged(word[kRowFileMagicWord] == kRowFileMagic,
-          "the file does not begin as a file of rows; it was not written to its end, or is another");
+  damaged(
+      word[kRowFileMagicWord] == kRowFileMagic,
+      "the file does not begin as a file of rows; it was not written to its end, or is another");
   const int64_t count = word[kRowFileTables];
   damaged(count >= 0 && count <= kMostTables, "its header is damaged: it names ", count, " tables");
   const int64_t words = kRowFileWords + count * kRowFileTableWords;
@@ -117,9 +118,8 @@ void RowFile::read_header(const std::string& op, RowFileUuid uuid) {
     is_right = table.dim > 0 && table.dim < int64_t{1} << 32 && of[kRowFileStorage] >= 0 &&
                of[kRowFileStorage] <= static_cast<int64_t>(Storage::kFloat8) &&
                table.storage != Storage::kBlockFloat8 && table.rows >= 0 &&
-               table.rows < kMostRows && table.bucket_begin >= 0 &&
-               table.bucket_count > 0 && table.bucket_begin <= buckets &&
-               table.bucket_count <= buckets - table.bucket_begin;
+               table.rows < kMostRows && table.bucket_begin >= 0 && table.bucket_count > 0 &&
+               table.bucket_begin <= buckets && table.bucket_count <= buckets - table.bucket_begin;
     if (!is_right) break;
     table.row_bytes = stored_row_bytes(table.storage, table.dim);
     table.layout = row_file_layout(table.row_bytes);
@@ -145,7 +145,8 @@ void RowFile::make_caches(const std::string& op, int64_t bytes) {
   }
   std::map<int64_t, RowCache*> cache;
   for (const auto& [row_bytes, count] : rows) {
-    const auto share = static_cast<double>(row_bytes * count) / static_cast<double>(std::max<int64_t>(1, total));
+    const auto share =
+        static_cast<double>(row_bytes * count) / static_cast<double>(std::max<int64_t>(1, total));
     const auto fits = static_cast<int64_t>(static_cast<double>(bytes) * share) / row_bytes;
     const int64_t held = std::min(fits, count);
     check_available_memory(op.c_str(), RowCache::bytes_of(held, row_bytes));
@@ -175,8 +176,8 @@ std::unique_ptr<RowFile::Reader> RowFile::take_reader() {
 }
 
 std::string RowFile::check_block(int64_t block) {
-  char* begin = static_cast<char*>(map_) + (reinterpret_cast<const char*>(index_) -
-                                            static_cast<const char*>(map_)) +
+  char* begin = static_cast<char*>(map_) +
+                (reinterpret_cast<const char*>(index_) - static_cast<const char*>(map_)) +
                 block * kIndexBlockBytes;
   const auto size =
       static_cast<size_t>(std::min(kIndexBlockBytes, index_bytes_ - block * kIndexBlockBytes));

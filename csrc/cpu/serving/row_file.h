@@ -69,8 +69,8 @@ class RowFile {
   std::string find(int64_t table, uint64_t salt, const int64_t* ids, int64_t count, int64_t* rows);
   // Copies rows that the cache has, and keeps the others in `rows`.
   void take_cached(std::vector<FileRow>& rows);
-  // Reads rows from the file into their places and the cache; several reads are in flight. Raises if
-  // one cannot be read or is damaged.
+  // Reads rows from the file into their places and the cache; several reads are in flight. Raises
+  // if one cannot be read or is damaged.
   void read(std::vector<FileRow>& rows);
   // Lines of the index of a table, after all of them were compared with their checksums.
   const int64_t* whole_index(int64_t table);

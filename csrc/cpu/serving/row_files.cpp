@@ -61,8 +61,7 @@ const int64_t* checked_words(const char* op, const Tensor& file) {
   check_words(op, "file", file);
   check_size(op, "file", file, 0, kNamedMostWords);
   const auto* word = static_cast<const int64_t*>(file.data_ptr());
-  DYNEMB_CHECK(word[kNamedMagic] == kRowFileMagic &&
-                   word[kNamedPathBytes] > 0 &&
+  DYNEMB_CHECK(word[kNamedMagic] == kRowFileMagic && word[kNamedPathBytes] > 0 &&
                    word[kNamedPathBytes] <= (kNamedMostWords - kNamedWords) * 8 &&
                    word[kNamedCacheBytes] >= 0 && word[kNamedIo] >= 0 && word[kNamedIo] < kIoPaths,
                "dynemb::", op,
@@ -167,9 +166,8 @@ Tensor file_pages(Tensor ids, Tensor rows, int64_t crc) {
   for (int64_t i = 0; i < count; ++i, row += row_bytes) {
     char* record = out + row_offset(layout, i);
     std::memcpy(record, row, static_cast<size_t>(row_bytes));
-    const uint32_t sum =
-        crc32c(crc32c(static_cast<uint32_t>(crc), id + i, sizeof *id), row,
-               static_cast<size_t>(row_bytes));
+    const uint32_t sum = crc32c(crc32c(static_cast<uint32_t>(crc), id + i, sizeof *id), row,
+                                static_cast<size_t>(row_bytes));
     std::memcpy(record + row_bytes, &sum, sizeof sum);
   }
   return result;
@@ -190,6 +188,8 @@ std::shared_ptr<RowFile> row_file(const char* op, const Tensor& file) {
   m.impl("file_ids", TORCH_BOX(&dynemb::cpu::file_ids));     \
   m.impl("file_pages", TORCH_BOX(&dynemb::cpu::file_pages));
 
-STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) { DYNEMB_FILE_OPS }
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m){DYNEMB_FILE_OPS}
 // For error messages about a GPU's tensors, also in builds without CUDA kernels.
-STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) { DYNEMB_FILE_OPS }
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) {
+  DYNEMB_FILE_OPS
+}
