@@ -23,6 +23,7 @@
 #include "core/storage/record.h"
 #include "cpu/index/args.h"
 #include "cpu/memory/reserve.h"
+#include "cpu/serving/row_cache.h"
 #include "cpu/storage/cache.h"
 #include "cpu/storage/crc32c.h"
 #include "cpu/storage/row_store.h"
@@ -264,11 +265,40 @@ void run(const std::string& path, IoPath io, int steps) {
 
 }  // namespace
 
+// Threads read and fill a cache of rows, each of which has its key in every byte.
+void share_cached_rows(int steps) {
+  RowCache cache(64, 40);
+  std::atomic<bool> is_right{true};
+  std::vector<std::thread> threads;
+  for (uint32_t seed = 0; seed < 4; ++seed) {
+    threads.emplace_back([&, seed] {
+      std::mt19937 random(seed);
+      char row[40];
+      for (int i = 0; i < 100 * steps; ++i) {
+        const auto key = static_cast<int64_t>(random() % (random() % 4 == 0 ? 250 : 50));
+        const RowCache::Search wanted = cache.begin(key);
+        cache.fetch_row(wanted);
+        if (cache.copy(wanted, row)) {
+          for (const char byte : row) {
+            if (byte != static_cast<char>(key)) is_right = false;
+          }
+        } else {
+          std::memset(row, static_cast<char>(key), sizeof row);
+          cache.put(key, row);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  expect(is_right, "a row of the cache has the bytes of its key");
+}
+
 int main(int count, char** arguments) {
   expect(count == 3, "expected a directory and a number of steps");
   const int steps = std::atoi(arguments[2]);
   for (const IoPath io : {IoPath::kThreads, IoPath::kAuto}) {
     run(std::string(arguments[1]) + "/store", io, steps);
   }
+  share_cached_rows(steps);
   return 0;
 }
