@@ -68,6 +68,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="CPU seconds of a test without the marker long; 0: no limit",
     )
     parser.addoption(
+        "--twice",
+        action="store_true",
+        help="run each test a second time, as one above --cpu-limit is: it must pass again",
+    )
+    parser.addoption(
         "--skip-after",
         type=float,
         default=float("inf"),

@@ -45,12 +45,27 @@ def test_with_a_long_case(case):
 """
 
 
-def run(folder: Path, output: Path) -> None:
+ONCE = """
+import pytest
+
+pytestmark = pytest.mark.any_device
+calls = []
+
+def test_that_leaves_something_behind():
+    calls.append(1)
+    assert len(calls) == 1
+
+def test_that_does_not():
+    pass
+"""
+
+
+def run(folder: Path, output: Path, *more: str) -> None:
     sys.path.insert(0, str(TESTS))  # folders have a conftest, too
     os.getloadavg = lambda: (0.0, 0.0, 0.0)  # this machine may be busy
     cpu_time.slowness = lambda: 1.0  # or slow
     options = ["-c", str(TESTS.parent / "pyproject.toml"), "-p", "conftest"]
-    options += ["-p", "no:cacheprovider", "-q", "--cpu-limit", "0.05"]
+    options += ["-p", "no:cacheprovider", "-q", *(more or ("--cpu-limit", "0.05"))]
     with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
         code = pytest.main([*options, str(folder)])
     sys.exit(code)
@@ -88,3 +103,15 @@ def test_a_test_that_takes_longer_fails_unless_it_is_long(tmp_path: Path) -> Non
         assert f"test_limited.py::{name} took " in said
     assert " CPU seconds; without the marker long it may take 0.05" in said
     assert " s  " in said.partition("CPU seconds, ")[2]
+
+
+@pytest.mark.long
+def test_a_test_that_cannot_be_repeated_is_found(tmp_path: Path) -> None:
+    folder, output = tmp_path / "tests", tmp_path / "output.txt"
+    folder.mkdir()
+    (folder / "test_once.py").write_text(ONCE)
+    for more, said in (("--device=cpu", "2 passed"), ("--twice", "1 failed, 1 passed")):
+        process = start_server().Process(target=run, args=(folder, output, more))
+        process.start()
+        process.join(120)
+        assert said in output.read_text()
