@@ -293,6 +293,7 @@ def test_each_varying_dimension_compiles_once_more() -> None:
     assert graphs_after((1, 4), (1, 5), (0, 4), (0, 5), (6, 8)) <= 5
 
 
+@pytest.mark.long
 def test_growth_schedules_and_loading_do_not_recompile() -> None:
     eager, model = make_twins(bag_collection)
     function, counter = compiled(model, dynamic=True)

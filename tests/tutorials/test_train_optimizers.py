@@ -226,6 +226,7 @@ def test_more_micro_batches_than_samples(folder, capsys):
     assert result["samples"] == 11
 
 
+@pytest.mark.long
 def test_resume_continues(folder, tmp_path, capsys, ctrl_c_after_a_save):
     arguments = ["--optimizer", "adam", "--row-dtype", "bfloat16", "--state-dtype", "uint8"]
     arguments += ["--lr", "0.01", "--accumulate", "2", "--checkpoint-every", "5"]
