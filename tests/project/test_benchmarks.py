@@ -75,16 +75,8 @@ SMALL = {
     "live_resharding": ["--ids", "2000", "--only", "table_wise to row_wise"],
 }
 SLOW = (  # 5 seconds and more each
-    *("assign", "checkpoint", "dcp_load", "feature_ops", "freshness", "index"),
-    *(
-        "lifecycle",
-        "live_resharding",
-        "live_serving",
-        "optimizers",
-        "overhead",
-        "remote_rows",
-        "replica_sync",
-    ),
+    *("assign", "checkpoint", "dcp_load", "feature_ops", "freshness", "index", "lifecycle"),
+    *("live_resharding", "live_serving", "optimizers", "overhead", "remote_rows", "replica_sync"),
     *("retrieval", "scale_out", "serving", "serving_load", "torchrec_step", "two_ranks"),
 )
 TORCHREC = (
