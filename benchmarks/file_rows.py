@@ -1,9 +1,9 @@
 """Read-only tables with rows in a file: p50 and p99 of lookups, against memory and RocksDB.
 
 One table, D=64 float32; 256 x 10 ids a call, drawn by popularity, all known; caches of 5, 25 and
-100 % of the rows. RocksDB (librocksdb-dev, or left out) has as many bytes of cache, and reads rows alone.
-Then the first answer of a process, and, where a cgroup of version 1 can be made, a process with a
-tenth of the rows' memory.
+100 % of the rows. RocksDB has as many bytes of cache, and reads rows alone; it is left out if
+librocksdb-dev is missing. the first answer of a process, and, where a cgroup of version 1 can be made, a process with a tenth of
+the rows' memory.
 """
 
 from __future__ import annotations
