@@ -2,8 +2,8 @@
 
 One table, D=64 float32; 256 x 10 ids a call, drawn by popularity, all known; caches of 5, 25 and
 100 % of the rows. RocksDB has as many bytes of cache, and reads rows alone; it is left out if
-librocksdb-dev is missing. the first answer of a process, and, where a cgroup of version 1 can be made, a process with a tenth of
-the rows' memory.
+librocksdb-dev is missing. Then the first answer of a process, and, where a cgroup of version 1 can
+be made, a process with a tenth of the rows' memory.
 """
 
 from __future__ import annotations
