@@ -20,7 +20,7 @@ from torch_dynemb.serving.file_names import name_file, path_of
 from torch_dynemb.serving.frozen_tables import FrozenTables, copied_index
 from torch_dynemb.serving.missing import CountedTables, note_missing
 from torch_dynemb.serving.remote_tables import RemoteTables
-from torch_dynemb.serving.row_files import CopiedIndex, RowFolder
+from torch_dynemb.serving.row_files import RowFolder
 from torch_dynemb.storage.tiers.configs import IO_PATHS
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.undisturbed import Undisturbed
@@ -74,6 +74,7 @@ class FileTables(CountedTables):
         group: the tables to copy.
         folder: where the file is written. Its cache is known once all files are written:
             :meth:`open`.
+        kept_because: reason if rows cannot be stored in another format.
 
     Attributes:
         rows: their number.
@@ -92,8 +93,14 @@ class FileTables(CountedTables):
         self.names = group.names
         if kept_because is not None and folder.rows is not None:
             raise ValueError(f"freeze: rows is {folder.rows!r}, but {kept_because}")
+        if (device := group.index.meta.device).type != "cpu":
+            raise RuntimeError(
+                f"freeze: storage is given, but tables {self.names} are on {device}, and the CPU "
+                "reads the files of rows: load the model's checkpoint into one on the CPU, and "
+                "freeze that"
+            )
         with Undisturbed("freeze", [group]):
-            index = CopiedIndex(*(part.cpu() for part in copied_index(group)))
+            index = copied_index(group)
             self._folder: RowFolder | None = folder
             self._written = folder.write(group, index)
         self.register_buffer("tables", index.tables)

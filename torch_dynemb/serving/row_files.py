@@ -256,15 +256,15 @@ class _Writer:
         lines = index.lines(table)
         for ids, handles in _batches(lines, at_once):
             weights = read_rows(group.tables, table, ids, handles, state=False).rows
-            weights = _formatted(group.names[table], weights.cpu(), ids, kind)
+            weights = _formatted(group.names[table], weights, ids, kind)
             packed = as_bytes(weights.contiguous()).reshape(len(ids), size)
-            pages = ops.file_pages(ids.cpu(), packed, self._id_sum)
+            pages = ops.file_pages(ids, packed, self._id_sum)
             self._write(pages, begin)
             begin += pages.numel()
             done += len(ids)
         handles = lines[:, BUCKET_WIDTH:]
         occupied = handles > 0
-        handles[occupied] = torch.arange(1, done + 1, device=handles.device)
+        handles[occupied] = torch.arange(1, done + 1, device="cpu")
         return done
 
 
@@ -272,8 +272,8 @@ def _batches(lines: Tensor, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Iterate over ids and handles of a table, so many at a time, in the order of its index."""
     ids, handles = lines.new_empty(0), lines.new_empty(0)
     for piece in occupied_slots(lines):
-        ids = torch.cat([ids, piece.ids.to(ids.device)])
-        handles = torch.cat([handles, piece.stored.to(ids.device) - 1])
+        ids = torch.cat([ids, piece.ids])
+        handles = torch.cat([handles, piece.stored - 1])
         while len(ids) >= at_once:
             yield ids[:at_once], handles[:at_once]
             ids, handles = ids[at_once:], handles[at_once:]
