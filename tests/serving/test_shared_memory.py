@@ -33,7 +33,10 @@ from torch_dynemb.serving.packages.shared_versions import SharedVersions
 if TYPE_CHECKING:
     from conftest import Package
 
-pytestmark = pytest.mark.cpu_only("the package is compiled for the CPU")
+pytestmark = [
+    pytest.mark.cpu_only("the package is compiled for the CPU"),
+    pytest.mark.long,
+]  # packages are compiled
 
 
 def constants(place: Path) -> Path:
