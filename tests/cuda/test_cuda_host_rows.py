@@ -260,18 +260,17 @@ def test_the_other_kind_of_host_memory() -> None:
 
 
 def test_a_capture_maps_host_memory() -> None:
-    gc.collect()  # memory of other groups
     group = make_group(td.HostStore())
     with emulated_cuda():
         train(group, 0, torch.arange(100), torch.ones(100, DIM))
         group.end_step()
-        before = forbidden_calls(), host_bytes()
+        before = forbidden_calls(), places(group)["host"]
         set_capturing(True)
         train(group, 0, torch.arange(IDS), torch.ones(IDS, DIM))
         set_capturing(False)
         group.end_step()
     assert forbidden_calls() == before[0]
-    assert host_bytes() > before[1]
+    assert places(group)["host"] > before[1]
 
 
 # -- arguments -----------------------------------------------------------------------------------
