@@ -19,6 +19,11 @@ pytestmark = pytest.mark.cpu_only("reads sources")
 # Messages about the content of a file; the caller adds its path.
 OF_FILES = (
     "torch_dynemb/checkpoint/",
+    "torch_dynemb/changes/",
+    "torch_dynemb/delta_log/",
+    "torch_dynemb/files/",
+    "torch_dynemb/parts/saved_checks.py",
+    "torch_dynemb/table/score_check.py",
     "torch_dynemb/migrate/",
     "torch_dynemb/serving/packages/",
     "torch_dynemb/serving/frozen_state.py",
@@ -26,6 +31,7 @@ OF_FILES = (
     "torch_dynemb/table/state_entries.py",
     "torch_dynemb/oneembedding/oneflow_snapshot.py",
     "torch_dynemb/torchrec/state/saved_rows.py",
+    "csrc/cpu/serving/row_file.cpp",
     "csrc/cpu/storage/collection.cpp",
     "csrc/cpu/storage/record_reader.cpp",
     "csrc/cpu/storage/record_log.cpp",
@@ -34,6 +40,8 @@ OF_FILES = (
 COMPOSED = {  # the words are those of another message, or of a function that is called here
     "dynemb::{}{}{}",
     "dynemb::{}: {}",
+    "dynemb::file_lookup: {}",
+    "dynemb: {}",
     "dynemb::{}: {} (found by the GPU in an earlier call, reported by {}){}",
     "{}",
     "{}: {}",
@@ -44,6 +52,10 @@ OF_THE_PROCESS = {  # no argument is wrong
     "the kernel makes no io_uring: {}",
     "whether the kernel allows io_uring is not known: {}",
     "torch_dynemb was built without liburing",
+    "raised on rank {}",
+    "RemoteTables: a lookup runs outside of a forward of its RemoteModel, or in another thread "
+    "than it, so its rows may be of another commit: call the RemoteModel, and look up in the "
+    "thread of its forward",
     "ExternalStore: another thread is looking these tables up, or prefetches: lookups of tables "
     "with a store change its cache, so call them one at a time",
     "missing: the package does not count ids that are not found: export the model with "
@@ -79,6 +91,7 @@ IN_OTHER_WORDS = {
     "pg does not have this process as a member: construct it on members only",
     "ByColumn: a part is a ByColumn itself: write its parts out",
     "a key occurs twice",
+    "module {} has no attribute {}",  # as Python says it
 }
 LISTED = COMPOSED | OF_THE_PROCESS | BETWEEN_TENSORS | IN_OTHER_WORDS
 

@@ -48,9 +48,9 @@ def name_file(
     try:
         text.decode()
     except UnicodeDecodeError:
-        raise ValueError(f"the path of a file of rows is {text!r}, which is not UTF-8") from None
+        raise ValueError(f"SSDStore: path is {text!r}, expected one of UTF-8") from None
     if len(text) > _PATH_BYTES:
-        raise ValueError(f"the path of a file of rows has {len(text)} bytes, at most {_PATH_BYTES}")
+        raise ValueError(f"SSDStore: path has {len(text)} bytes, expected at most {_PATH_BYTES}")
     head = struct.pack("<6q", MAGIC, *identity, cache_bytes, int(io), len(text))
     whole = bytearray(head + text.ljust(_PATH_BYTES, b"\0"))
     return torch.frombuffer(whole, dtype=torch.int64)

@@ -198,7 +198,7 @@ class FileTables(CountedTables):
         own = self.get_buffer("meta")
         if meta.shape != own.shape or not torch.equal(meta[:, Meta.DIM], own[:, Meta.DIM]):
             raise ValueError(
-                f"state entry 'meta' has other tables than {self.names}, or other dims"
+                f"state entry 'meta' has other tables or dims, expected those of {self.names}"
             )
         opened = OpenedFile(file)
         nothing = LookupBatch.of_rows(self.one_bag, self.one_bag, [0], int(own[0, Meta.DIM]))

@@ -22,6 +22,8 @@ from torch_dynemb.serving.missing import CountedTables, CountsMissing, note_miss
 from torch_dynemb.serving.table_names import names_in_log
 from torch_dynemb.table.group import TableGroup
 
+# RemoteTables._read outside of graphs; made with the first tables, because it imports compilers
+_read_eagerly: Callable[[RemoteTables, LookupBatch], Tensor] | None = None
 _GENERATION = 1  # of all rows of a lookup
 
 
@@ -57,6 +59,9 @@ class RemoteTables(CountedTables):
 
     def __init__(self, group: TableGroup, storage: RedisRows, kept_because: str | None) -> None:
         super().__init__()
+        global _read_eagerly
+        if _read_eagerly is None:
+            _read_eagerly = torch.compiler.disable(RemoteTables._read)
         if kept_because is not None:
             raise ValueError(f"freeze: storage is {storage!r}, but {kept_because}")
         self.names = group.names
@@ -102,8 +107,11 @@ class RemoteTables(CountedTables):
     def extra_repr(self) -> str:
         return f"{self.names} in {self.storage!r}"
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _served(self, batch: LookupBatch) -> Tensor:
+        assert _read_eagerly is not None
+        return _read_eagerly(self, batch)
+
+    def _read(self, batch: LookupBatch) -> Tensor:
         _refuse_export()
         tables = self._tables_of(batch)
         is_asked = [tables == number for number in range(len(self.names))]

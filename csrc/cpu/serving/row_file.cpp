@@ -43,7 +43,7 @@ RowFile::RowFile(const std::string& op, const std::string& path, RowFileUuid uui
   try {
     struct stat status{};
     DYNEMB_CHECK(fstat(file_, &status) == 0 && S_ISREG(status.st_mode), "dynemb::", op, ": ", path,
-                 " is not a file");
+                 " is not a file", kRowFileRemedy);
     bytes_ = status.st_size;
     DYNEMB_CHECK(bytes_ >= kPageBytes, "dynemb::", op, ": ", path, " has ", bytes_,
                  " bytes, too few for rows", kRowFileRemedy, kDamagedStoreError);

@@ -153,7 +153,8 @@ Tensor file_pages(Tensor ids, Tensor rows, int64_t crc) {
   DYNEMB_CHECK(rows.dim() == 2, "dynemb::", op, ": packed has ", rows.dim(),
                " dimensions, expected 2");
   check_size(op, "packed", rows, 0, ids.numel());
-  DYNEMB_CHECK(rows.size(1) > 0, "dynemb::", op, ": packed has rows without bytes");
+  DYNEMB_CHECK(rows.size(1) > 0, "dynemb::", op,
+               ": packed has rows of 0 bytes, expected at least 1");
   DYNEMB_CHECK(crc >= 0 && crc <= UINT32_MAX, "dynemb::", op, ": crc is ", crc, ", expected 0 to ",
                UINT32_MAX, ", the sum so far");
   const int64_t count = rows.size(0);

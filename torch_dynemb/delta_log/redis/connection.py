@@ -141,7 +141,7 @@ def redis_errors(owner: str, client: Any) -> Iterator[None]:
             f"{owner}: {place} cannot be reached ({error}): start the server, then call again"
         ) from error
     except exceptions.ResponseError as error:
-        is_text = str(error).startswith(("MOVED ", "ASK "))  # of redis 5
+        is_text = str(error).startswith(("MOVED ", "ASK "))  # redis 5 has no class for both
         if is_text or isinstance(error, exceptions.AskError):
             raise ValueError(
                 f"{owner}: {place} is a node of a Redis Cluster: give 'redis+cluster://host:6379', "
