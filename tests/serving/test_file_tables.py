@@ -177,18 +177,20 @@ def test_exported_programs_use_the_file(model: Model) -> None:
 
 
 def test_lookups_alone_leave_few_files_open(tmp_path: Path) -> None:
-    opened = []
+    programs = []  # which have copies of the buffers alone
     for number in range(7):
         (tmp_path / str(number)).mkdir()
         model = Model(tmp_path / str(number))
-        tables = model.frozen.frozen_tables  # of a program, which has copies of the buffers alone
-        file, *more = (
-            tables.get_buffer(n).clone() for n in ("file", "tables", "meta", "init_data")
-        )
-        del model.frozen, tables
-        gc.collect()
-        batch = ops.LookupBatch.of_rows(model.ids[:2], model.ids[:0], [0], DIM)
-        assert torch.equal(ops.file_lookup(file, *more, batch).output, model.weights[:2])
+        tables = model.frozen.frozen_tables
+        names = ("file", "tables", "meta", "init_data")
+        programs.append([tables.get_buffer(name).clone() for name in names])
+    ids, weights = model.ids[:2], model.weights[:2]  # those of each
+    del model, tables
+    gc.collect()
+    batch = ops.LookupBatch.of_rows(ids, ids[:0], [0], DIM)
+    opened = []
+    for program in programs:
+        assert torch.equal(ops.file_lookup(*program, batch).output, weights)
         opened.append(sum(open_files(of / "rows" / "tables0.rows") for of in tmp_path.iterdir()))
     assert opened == [1, 2, 3, 4, 4, 4, 4]
 
