@@ -321,8 +321,15 @@ DYNEMB_DEFINE_OPS(m) {
   host.def(
       "serve_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, int[] formats, "
       "int table, int dim, Tensor ids, Tensor? wanted) -> (Tensor rows, Tensor found)");
-  // Read-only tables in a file; `file`, int64 [518], names it (cpu/serving/row_files.h).
+  // Served tables in a file; `file`, int64 [519], names it (cpu/serving/row_files.h).
   host.def("file_open(Tensor file) -> ()");
+  host.def("file_make_live(Tensor file, Tensor meta, int[] headroom) -> ()");
+  host.def(
+      "file_apply(Tensor file, int table, Tensor ids, Tensor values, Tensor erased) -> Tensor");
+  host.def(
+      "file_rows(Tensor file, int table, Tensor ids, int columns, bool quantized) "
+      "-> (Tensor rows, Tensor found)");
+  host.def("file_counts(Tensor file, int tables) -> Tensor");
   host.def("file_close(Tensor file) -> ()");
   host.def(
       "file_lookup(Tensor file, Tensor tables, Tensor meta, Tensor init_data, Tensor ids, "

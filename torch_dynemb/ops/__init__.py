@@ -29,6 +29,13 @@ from torch_dynemb.ops.index import (  # noqa: E402
     set_handles_,
     shrink_,
 )
+from torch_dynemb.ops.live_files import (  # noqa: E402
+    FileCounts,
+    file_apply,
+    file_counts,
+    file_make_live,
+    file_rows,
+)
 from torch_dynemb.ops.lookup import (  # noqa: E402
     RowLookup,
     bind_lookup,

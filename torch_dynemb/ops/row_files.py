@@ -1,10 +1,10 @@
-"""Ops on read-only tables in a file.
+"""Ops on served tables in a file. :mod:`torch_dynemb.ops.live_files` updates them.
 
 The index is mapped, rows are read when they are asked for, and a cache in memory keeps those that
 are used most. Every piece is compared with its checksum: blocks of the index at their first use,
 rows at each read.
 
-A tensor of 518 words names the file (csrc/cpu/serving/row_files.h), so copies of it, in exported
+A tensor of 519 words names the file (csrc/cpu/serving/row_files.h), so copies of it, in exported
 programs and in packages, name the same file. A process opens a file once, and all its models share
 the cache. It closes it with the last :func:`file_close`; of files that only lookups have opened, as
 exported programs do, the last four stay open. Any number of threads may look up.
@@ -34,6 +34,7 @@ class RowFileStats(NamedTuple):
         bytes_read: of these blocks.
         cached_rows: rows that the cache has places for.
         index_bytes: of the mapped index.
+        files: files that live tables have written since, with their changes.
     """
 
     hits: int
@@ -42,6 +43,7 @@ class RowFileStats(NamedTuple):
     bytes_read: int
     cached_rows: int
     index_bytes: int
+    files: int
 
 
 @raises_typed_errors
@@ -49,7 +51,7 @@ def file_open(file: Tensor) -> None:
     """Open a file of rows, or note one more user of it. Call :func:`file_close` as often.
 
     Args:
-        file: int64 [518], which names the file.
+        file: int64 [519], which names the file.
 
     Raises:
         RuntimeError: the file is missing, or cannot be read.
@@ -75,7 +77,7 @@ def file_lookup(
     """Look rows or bags up in the tables of a file; nothing changes but its cache.
 
     Args:
-        file: int64 [518], which names the file; the file is opened if it is not open.
+        file: int64 [519], which names the file; the file is opened if it is not open.
         tables: int64 [T, 16], state of each table (``columns.Table``).
         meta: int64 [T, 16], constants (``columns.Meta``).
         init_data: float64 [numbers], values of ids that are missing.

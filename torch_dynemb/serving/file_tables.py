@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -37,14 +37,18 @@ class OpenedFile:
 
     Args:
         file: the tensor that names it.
+        live: for live tables, their meta and the headroom of each. They have no copies.
 
     Attributes:
         file: a copy of it, for as long as this object lives.
     """
 
-    def __init__(self, file: Tensor) -> None:
-        ops.file_open(file)
-        self.file = file.clone()
+    def __init__(self, file: Tensor, live: tuple[Tensor, Sequence[int]] | None = None) -> None:
+        if live is None:
+            ops.file_open(file)
+        else:
+            ops.file_make_live(file, *live)
+        self.file, self._live = file.clone(), live is not None
         finalize(self, ops.file_close, self.file).atexit = False
 
     @property
@@ -57,10 +61,18 @@ class OpenedFile:
         return ops.file_stats(self.file)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OpenedFile:
-        return OpenedFile(self.file)
+        return OpenedFile(self._copied())
 
     def __reduce__(self) -> tuple[type[OpenedFile], tuple[Tensor]]:
-        return OpenedFile, (self.file,)
+        return OpenedFile, (self._copied(),)
+
+    def _copied(self) -> Tensor:
+        if self._live:
+            raise TypeError(
+                "live tables with rows in a file cannot be copied or pickled: their changes are in "
+                "the memory of this process. Make live tables of the frozen model again"
+            )
+        return self.file
 
 
 class FileTables(CountedTables):

@@ -18,6 +18,7 @@ from torch_dynemb.delta_log.targets import (
 from torch_dynemb.nn.module_kinds import register_module
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.serving.live_commits import TableChange
+from torch_dynemb.serving.live_files import LiveFileTables
 from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.live_models import live_tables
 from torch_dynemb.serving.table_names import names_in_log
@@ -58,7 +59,7 @@ class _LiveModel(WholeTarget):
     def _changes(self, commit: Commit) -> Iterator[tuple[str, TableChange]]:
         """Return the changes of a commit to the known live tables."""
         for path, tables in live_tables(self._model).items():
-            dims = tables.tensors().meta[:, Meta.DIM].tolist()
+            dims = tables.get_buffer("meta")[:, Meta.DIM].tolist()
             for name, dim in zip(tables.names, dims, strict=True):
                 owner = tables.owner(path)
                 for log_name in names_in_log(owner, name, alone=len(tables.names) == 1):
@@ -69,5 +70,6 @@ class _LiveModel(WholeTarget):
 
 
 register_module(LiveTables, follower=_LiveModel)
+register_module(LiveFileTables, follower=_LiveModel)
 
 __all__: list[str] = []

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.changes.commits import TableDelta
-from torch_dynemb.ops.columns import Meta
 from torch_dynemb.parts.table_parts import PACKED
-from torch_dynemb.serving.live_state import LiveState, no_headroom
+from torch_dynemb.serving.live_state import LiveState
 from torch_dynemb.serving.row_formats import RowKind, stored_rows
 
 _QUANTIZED: dict[int, RowKind] = {
@@ -41,16 +39,9 @@ class TableChange(NamedTuple):
 
 
 def check_room(change: TableChange) -> None:
-    """Raise NoHeadroomError if a commit has more new ids than there are rows for."""
+    """Raise NoHeadroomError if the rows of a commit do not fit."""
     state, table, delta = change
-    free = state.free_rows()[table]
-    if delta.changed.ids.numel() <= free:
-        return
-    wanted = _missing(change, delta.changed.ids)
-    removed = delta.removed[~torch.isin(delta.removed, delta.changed.ids)]  # others keep their rows
-    gone = removed.numel() - _missing(change, removed)
-    if wanted - gone > free:
-        raise no_headroom(table, wanted=wanted - gone, free=free)
+    state.check_room(state.names.index(table), delta.changed.ids, delta.removed)
 
 
 def check_values(change: TableChange) -> None:
@@ -61,7 +52,7 @@ def check_values(change: TableChange) -> None:
             f"follow: table {table!r} is trained with rows of 8 bits, which live tables do not take"
         )
     number = state.names.index(table)
-    code = state.tensors.formats[int(state.tensors.meta[number, Meta.SLAB])]
+    code = state.format_of(number)
     if _as_published(change) is not None:
         lost = ~delta.changed.rows.isfinite().all(1)
     elif code in _QUANTIZED:
@@ -91,16 +82,8 @@ def take(change: TableChange) -> None:
 def _as_published(change: TableChange) -> Tensor | None:
     """Return the rows of a commit as a live table stores them; None if it stores others."""
     state, table, delta = change
-    number = state.names.index(table)
-    code = state.tensors.formats[int(state.tensors.meta[number, Meta.SLAB])]
+    code = state.format_of(state.names.index(table))
     return delta.quantized if code == ops.LIVE_FORMATS["int8"] else None
-
-
-def _missing(change: TableChange, ids: Tensor) -> int:
-    """Count the ids that a live table lacks."""
-    table = change.state.names.index(change.table)
-    batch = ops.LookupBatch.of_rows(ids, ids[:0], [table], change.delta.embedding_dim)
-    return int(ops.serve_lookup(change.state.tensors, batch).missing.sum())
 
 
 __all__ = ["TableChange", "check_room", "check_values", "take"]

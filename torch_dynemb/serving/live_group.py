@@ -20,27 +20,21 @@ from torch_dynemb.ops.columns import (
     MAX_ROWS,
     LiveTable,
     Meta,
-    RowFormat,
     buckets_for,
 )
 from torch_dynemb.ops.quantized import row_bytes
 from torch_dynemb.ops.serving import LIVE_FORMATS
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.serving.frozen_tables import FrozenTables
-from torch_dynemb.serving.live_state import ROW_DTYPES, LiveState, LiveUpdate, LiveVersion
-from torch_dynemb.serving.missing import CountedTables
+from torch_dynemb.serving.live_state import QUANTIZED, ROW_DTYPES, MemoryState
+from torch_dynemb.serving.updated_tables import UpdatedTables
 
 _IDS_AT_ONCE = 1 << 16  # copied in one batch
 _ROW_ALIGNMENT = 16  # bytes
 _FLOAT_BYTES = {LIVE_FORMATS["fp32"]: 4, LIVE_FORMATS["bf16"]: 2, LIVE_FORMATS["fp16"]: 2}
-QUANTIZED = {
-    LIVE_FORMATS["int8"]: RowFormat.INT8,
-    LIVE_FORMATS["int4"]: RowFormat.INT4,
-    LIVE_FORMATS["fp8"]: RowFormat.FLOAT8,
-}
 
 
-class LiveTables(CountedTables):
+class LiveTables(UpdatedTables):
     """Ids and rows of a group, read by threads without locks while another thread updates them.
 
     A lookup during an update returns each row from before or from after it, never a part of both.
@@ -77,7 +71,7 @@ class LiveTables(CountedTables):
         self.place, self.depth = source.place, source.depth
         self.dense_version = text("LiveTables: dense_version", dense_version)
         self.formats = [LIVE_FORMATS[name] for name in _formats(source, rows)]
-        extra = _headroom(self.names, headroom)
+        extra = checked_headroom(self.names, headroom)
         sizes = list(source.sizes().values())
         meta = source.get_buffer("meta").clone()
         if meta.device.type != "cpu":
@@ -182,74 +176,8 @@ class LiveTables(CountedTables):
             name_tables(error, self.names)
             raise
 
-    def update(
-        self, table: int | str, ids: Tensor, rows: Tensor, *, erased: Tensor | None = None
-    ) -> LiveUpdate:
-        """Write rows of ids and remove other ids, while threads read.
-
-        All of the update is applied, or nothing. Other threads see its rows one after another. An
-        id in both ``erased`` and ``ids`` gets its row and is not removed, so no reader misses it.
-
-        Args:
-            table: name or number of the table.
-            ids: int64 [n]; missing ids are inserted. The last row counts if an id occurs several
-                times.
-            rows: float32, bfloat16 or float16 [n, dim].
-            erased: int64 [m], ids to remove; missing ids and those in ``ids`` are skipped.
-
-        Returns:
-            The number of ids inserted, updated and erased.
-
-        Raises:
-            TypeError, ValueError: an unknown table; dtype or shape of a tensor.
-            NoHeadroomError: new ids need more rows than the table has; nothing has changed.
-            RuntimeError: a padding id, a row that the format cannot hold, or another thread is
-                updating tables of this group; nothing has changed.
-
-        Example:
-            >>> import torch, torch_dynemb as td
-            >>> from torch_dynemb import serving
-            >>> bag = td.DynamicEmbeddingBag(2, mode="sum", optimizer=td.SGD(lr=0.1), name="ads")
-            >>> model = serving.live(bag, headroom=100)
-            >>> ads = model.frozen_tables
-            >>> ads.update("ads", torch.tensor([7, 8]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-            LiveUpdate(inserted=2, updated=0, erased=0)
-            >>> model(torch.tensor([[7, 8]]))
-            tensor([[4., 6.]])
-        """
-        return self.state().update("LiveTables.update", table, ids, rows, erased)
-
-    def erase(self, table: int | str, ids: Tensor) -> int:
-        """Remove ids from a table while threads read; their rows become free.
-
-        Args:
-            table: name or number of the table.
-            ids: int64 [n]; missing ids are skipped.
-
-        Returns:
-            The number of ids removed.
-
-        Raises:
-            TypeError, ValueError: an unknown table; dtype or shape of ids.
-            RuntimeError: another thread is updating tables of this group; nothing has changed.
-        """
-        return self.state().erase("LiveTables.erase", table, ids)
-
-    def sizes(self) -> dict[str, int]:
-        """Return the number of ids by table name."""
-        return self.state().sizes()
-
-    def free_rows(self) -> dict[str, int]:
-        """Return by table name how many new ids it has rows for."""
-        return self.state().free_rows()
-
-    def version(self) -> LiveVersion:
-        """Return the served version of the dense state, and the number of updates."""
-        return LiveVersion(self.dense_version, self.state().updates())
-
-    def state(self) -> LiveState:
-        """Return the tables in the form that updates take."""
-        return LiveState(self.names, self.tensors())
+    def state(self) -> MemoryState:
+        return MemoryState(self.names, self.tensors())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LiveTables:
         """Leave the tables as they are: readers and the writer have their addresses."""
@@ -263,7 +191,13 @@ class LiveTables(CountedTables):
         return self
 
 
-def _headroom(names: list[str], headroom: int | Mapping[str, int]) -> list[int]:
+def checked_headroom(names: list[str], headroom: int | Mapping[str, int]) -> list[int]:
+    """Return the headroom of each table, checked.
+
+    Args:
+        names: of the tables.
+        headroom: a number for all, or by name.
+    """
     owner = "LiveTables: headroom"
     if isinstance(headroom, Mapping):
         if set(headroom) != set(names):
@@ -310,4 +244,4 @@ def _row_words(code: int, dim: int) -> int:
     return 2 * -(-size // _ROW_ALIGNMENT)
 
 
-__all__ = ["QUANTIZED", "LiveTables"]
+__all__ = ["LiveTables", "checked_headroom"]

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch_dynemb.nn.module_kinds import Choices
 from torch_dynemb.serving.freeze import frozen_by
 from torch_dynemb.serving.frozen_tables import FrozenTables
-from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.missing import CountedTables
 from torch_dynemb.serving.row_formats import RowKind
+from torch_dynemb.serving.updated_tables import UpdatedTables
 
 _KINDS: dict[torch.dtype, RowKind | None] = {
     torch.float32: None,
@@ -57,7 +57,7 @@ def quantized_copy(owner: str, module: nn.Module) -> nn.Module:
             f"{owner}: {type(module).__name__} has no qconfig with the dtype of its rows: "
             "call TorchRec's quantize_inference_model, or torch_dynemb.freeze(model, rows=...)"
         )
-    if any(isinstance(part, LiveTables) for part in module.modules()):
+    if any(isinstance(part, UpdatedTables) for part in module.modules()):
         raise TypeError(
             f"{owner}: the rows of {type(module).__name__} are updated while they serve: say how "
             "they are stored when the copy is made, torch_dynemb.serving.live(model, rows=...)"

@@ -9,14 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb import ops
 from torch_dynemb.delta_log.targets import nothing
-from torch_dynemb.files.tensor_file import rows_as_bytes
-from torch_dynemb.ops.columns import Meta
-from torch_dynemb.ops.quantized import row_bytes
 from torch_dynemb.rows.whole_update import Call, apply_all
 from torch_dynemb.serving.live_commits import TableChange, check_room, check_values, take
-from torch_dynemb.serving.live_group import QUANTIZED
 
 
 class DenseChange(NamedTuple):
@@ -120,17 +115,12 @@ def dense_changes(
 
 
 def _check_padding(change: TableChange) -> None:
-    padding = _padding_of(change)
+    padding = change.state.padding_of(change.state.names.index(change.table))
     if padding is not None and bool((change.delta.changed.ids == padding).any()):
         raise ValueError(
             f"follow: table {change.table!r} has the padding id {padding}, which has no row, but "
             "the commit has one for it: serve a model like the one that is published"
         )
-
-
-def _padding_of(change: TableChange) -> int | None:
-    meta = change.state.tensors.meta[change.state.names.index(change.table)]
-    return int(meta[Meta.PADDING_ID]) if int(meta[Meta.HAS_PADDING]) else None
 
 
 def _size(change: TableChange) -> int:
@@ -139,28 +129,13 @@ def _size(change: TableChange) -> int:
 
 def _undo_of(change: TableChange) -> Callable[[], object]:
     """Return a function that reverts a change: the earlier rows, to the bit, without new ids."""
-    state, padding = change.state, _padding_of(change)
+    state = change.state
     number = state.names.index(change.table)
+    padding = state.padding_of(number)
     ids = torch.cat([change.delta.changed.ids, change.delta.removed]).unique()
     ids = ids if padding is None else ids[ids != padding]
-    rows, found = _stored_rows(state.tensors, number, ids)
+    rows, found = state.stored_rows(number, ids)
     return partial(state.apply, number, ids[found], rows[found], ids[~found])
-
-
-def _stored_rows(live: ops.ServedTensors, number: int, ids: Tensor) -> ops.LiveRows:
-    """Read rows in the form in which a table takes them: floats, or the bytes of quantized rows."""
-    slab, dim = int(live.meta[number, Meta.SLAB]), int(live.meta[number, Meta.DIM])
-    if live.formats[slab] not in QUANTIZED:
-        return ops.serve_rows(live, ids, table=number, dim=dim)
-    size = row_bytes(QUANTIZED[live.formats[slab]], dim)
-    # their words, read as float32, and so are those of all tables of the slab
-    meta, formats = live.meta.clone(), list(live.formats)
-    words = 2 * live.weights[slab].shape[1]
-    meta[meta[:, Meta.SLAB] == slab, Meta.DIM] = words
-    formats[slab] = ops.LIVE_FORMATS["fp32"]
-    live = live._replace(meta=meta, formats=formats)
-    read = ops.serve_rows(live, ids, table=number, dim=words)
-    return read._replace(rows=rows_as_bytes(read.rows)[:, :size])
 
 
 def _copy(dense: Sequence[DenseChange]) -> None:

@@ -5,7 +5,6 @@
 // 3. Threads make bags of them, or single rows, as for tables in memory.
 #include <torch/csrc/stable/library.h>
 
-#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -14,36 +13,12 @@
 #include "arguments/storage.h"
 #include "arguments/table_constants.h"
 #include "core/runtime/check.h"
-#include "cpu/memory/reserve.h"
-#include "cpu/runtime/scratch.h"
+#include "cpu/serving/file_reader.h"
 #include "cpu/serving/row_files.h"
 #include "cpu/serving/serve_call.h"
 
 namespace dynemb::cpu {
 namespace {
-
-// The rows of all ids of a call. A thread keeps their memory for its next call, unless it is large:
-// new pages take as long as the copies of rows.
-struct CallRows {
-  static constexpr size_t kMostKept = size_t{8} << 20;
-
-  const int64_t* ids = nullptr;
-  Scratch<const char*> row;  // nullptr: missing
-  Scratch<char> values;
-
-  CallRows() { values.swap(kept()); }
-  ~CallRows() {
-    if (values.capacity() <= kMostKept) values.swap(kept());
-  }
-  CallRows(const CallRows&) = delete;
-  CallRows& operator=(const CallRows&) = delete;
-
- private:
-  static Scratch<char>& kept() {
-    static thread_local Scratch<char> memory;
-    return memory;
-  }
-};
 
 struct FileSource {
   TableRows rows;
@@ -65,64 +40,13 @@ struct FileSource {
   std::string damage(int64_t) const { return {}; }
 };
 
-int64_t place_bytes(const FileTable& table) { return (table.row_bytes + 15) / 16 * 16; }
-
-void read_rows(RowFile& file, const int64_t* meta, const FeatureArgs& features, CallRows& out) {
-  const std::vector<Tile> tiles = make_tiles(features);
-  std::vector<int64_t> begins;  // of each tile, in `values`
-  int64_t bytes = 0;
-  for (const Tile& tile : tiles) {
-    begins.push_back(bytes);
-    bytes += (tile.end - tile.begin) * place_bytes(file.tables()[tile.table]);
-  }
-  out.ids = features.ids;
-  check_available_memory("file_lookup", bytes);
-  out.values.resize(static_cast<size_t>(bytes));
-  out.row.resize(static_cast<size_t>(features.count));
-  std::mutex lock;
-  std::vector<FileRow> missed;
-  std::string wrong;
-  parallel_units(
-      static_cast<int64_t>(tiles.size()), features.count, [&](int64_t begin, int64_t end) {
-        std::vector<int64_t> numbers;
-        std::vector<FileRow> wanted;
-        for (int64_t k = begin; k < end; ++k) {
-          const Tile& tile = tiles[k];
-          const int64_t count = tile.end - tile.begin;
-          const int64_t* of = meta + tile.table * kMetaColumns;
-          const int64_t* ids = features.ids + tile.begin;
-          numbers.resize(static_cast<size_t>(count));
-          std::string is_wrong =
-              file.find(tile.table, bucket_salt(of[kMetaSeed]), ids, count, numbers.data());
-          if (!is_wrong.empty()) {
-            const std::lock_guard<std::mutex> guard(lock);
-            wrong = std::move(is_wrong);
-            return;
-          }
-          wanted.clear();
-          char* to = out.values.data() + begins[k];
-          for (int64_t i = 0; i < count; ++i, to += place_bytes(file.tables()[tile.table])) {
-            const bool found = numbers[i] >= 0;
-            out.row[tile.begin + i] = found ? to : nullptr;
-            if (found) wanted.push_back({tile.table, numbers[i], ids[i], to});
-          }
-          file.take_cached(wanted);
-          if (wanted.empty()) continue;
-          const std::lock_guard<std::mutex> guard(lock);
-          missed.insert(missed.end(), wanted.begin(), wanted.end());
-        }
-      });
-  DYNEMB_CHECK(wrong.empty(), "dynemb::file_lookup: ", wrong);
-  file.read(missed);
-}
-
 std::tuple<Tensor, Tensor> file_lookup(Tensor file, Tensor tables, Tensor meta, Tensor init_data,
                                        Tensor ids, Tensor offsets,
                                        std::optional<Tensor> per_sample_weights,
                                        std::vector<int64_t> feature_tables,
                                        std::vector<int64_t> feature_dims, int64_t pooling) {
   const char* op = "file_lookup";
-  const auto rows = row_file(op, file);
+  const auto [rows, changes] = row_file(op, file);
   rows->check_size(op);
   for (const auto& [name, tensor] : {std::pair{"tables", &tables}, std::pair{"meta", &meta}}) {
     check_in_host_memory(op, name, *tensor);
@@ -138,13 +62,14 @@ std::tuple<Tensor, Tensor> file_lookup(Tensor file, Tensor tables, Tensor meta, 
   const auto* constants = static_cast<const int64_t*>(meta.data_ptr());
   CallRows read;
   std::vector<FileSource> sources;
+  std::vector<uint64_t> salts;
   for (size_t t = 0; t < rows->tables().size(); ++t) {
     const int64_t* of = constants + static_cast<int64_t>(t) * kMetaColumns;
     const FileTable& table = rows->tables()[t];
     const int64_t size = static_cast<const int64_t*>(
         tables.data_ptr())[static_cast<int64_t>(t) * kTableColumns + kTableSize];
-    DYNEMB_CHECK(size == table.size, "dynemb::", op, ": tables of table ", t, " has ", size,
-                 " ids, but that of ", rows->path(), " has ", table.size);
+    DYNEMB_CHECK(size == table.size || changes != nullptr, "dynemb::", op, ": tables of table ", t,
+                 " has ", size, " ids, but that of ", rows->path(), " has ", table.size);
     DYNEMB_CHECK(of[kMetaDim] == table.dim, "dynemb::", op, ": meta of table ", t, " has dim ",
                  of[kMetaDim], ", but that of ", rows->path(), " has dim ", table.dim);
     check_initializers(op, static_cast<int64_t>(t), of, table.dim,
@@ -158,11 +83,14 @@ std::tuple<Tensor, Tensor> file_lookup(Tensor file, Tensor tables, Tensor meta, 
     initial.default_begin = of[kMetaDefaultBegin];
     initial.default_count = of[kMetaDefaultCount];
     sources.push_back({initial, &read});
+    salts.push_back(bucket_salt(of[kMetaSeed]));
   }
   const ServeArguments given{tables,         meta,         ids,    offsets, per_sample_weights,
                              feature_tables, feature_dims, pooling};
   return serve(op, given, sources,
-               [&](const FeatureArgs& features) { read_rows(*rows, constants, features, read); });
+               [&, &rows = *rows, changes = changes.get()](const FeatureArgs& features) {
+                 read_rows(op, {rows, changes, salts.data()}, features, read);
+               });
 }
 
 }  // namespace

@@ -6,6 +6,9 @@
 #include "core/serving/live_row.h"
 #include "cpu/rows/quantized_rows.h"
 #include "cpu/rows/storage.h"
+#include "cpu/runtime/scratch.h"
+#include "cpu/serving/args.h"
+#include "cpu/serving/live_writer.h"
 
 namespace dynemb::cpu {
 
@@ -29,5 +32,22 @@ inline bool copy_live_row(Storage format, const uint8_t* values, int64_t dim, in
   const RowScale scale = load_row_scale(format, values + code_bytes(format, dim));
   return is_finite(scale.scale) && is_finite(scale.bias);
 }
+
+// The rows of an update, checked, as a live table stores them. `values`: float32 [n, dim], or uint8
+// [n, bytes] of rows that are quantized in its format. Raises for a row that the format cannot
+// hold, and for the padding id, nullptr: none.
+class PackedRows {
+ public:
+  PackedRows(const char* op, const LiveTable& table, int64_t number, const Tensor& ids,
+             const Tensor& values, const int64_t* padding_id);
+  const void* data() const { return data_; }
+
+ private:
+  Scratch<int64_t> packed_;
+  const void* data_;
+};
+
+// Result of an op that updates: inserted, updated, erased, rows wanted, rows free.
+Tensor outcome_counts(const LiveOutcome& outcome);
 
 }  // namespace dynemb::cpu

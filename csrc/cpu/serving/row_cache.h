@@ -2,6 +2,10 @@
 //
 // Uses are counted for each row, and halved in a set after every kTicks lookups there. So rows that
 // were popular once leave, and a row that is asked for once does not push out a popular one.
+//
+// The rows may be those of several files, one after another, in which a key names the same row or
+// an older one. begin_file() and replace() lead from one to the next: readers of an earlier file
+// find nothing from then on, and put nothing.
 #pragma once
 
 #include <atomic>
@@ -57,11 +61,12 @@ class RowCache {
       }
     }
   }
-  // Copies the row; false: it is not here.
-  bool copy(Search wanted, char* out) {
+  // Copies the row; false: it is not here, or not for this file.
+  bool copy(Search wanted, char* out, int64_t file) {
     Set& set = *wanted.set;
     const int64_t key = wanted.key;
     const Lock lock(set);
+    if (file != file_.load(std::memory_order_relaxed)) return false;
     if (++set.ticks >= kTicks) {
       set.ticks = 0;
       for (uint8_t& uses : set.uses) uses = static_cast<uint8_t>(uses / 2);
@@ -75,9 +80,10 @@ class RowCache {
     return false;
   }
 
-  void put(int64_t key, const char* from) {
+  void put(int64_t key, const char* from, int64_t file) {
     Set& set = *set_of(key);
     const Lock lock(set);
+    if (file != file_.load(std::memory_order_relaxed)) return;
     int victim = -1;
     for (int i = 0; i < kWays; ++i) {  // among equals, the one after the last victim
       const int way = (set.hand + i) % kWays;
@@ -88,6 +94,20 @@ class RowCache {
     store_word(&set.key[victim], key + 1);
     set.uses[victim] = 1;
     std::memcpy(row(set, victim), from, static_cast<size_t>(row_bytes_));
+  }
+
+  // The rows are those of file number `file` from here on, after replace() of each changed one. The
+  // lock of its set comes between that and later calls for the row, which see the number.
+  void begin_file(int64_t file) { file_.store(file, std::memory_order_relaxed); }
+  void replace(int64_t key, const char* from, int64_t file) {
+    {
+      Set& set = *set_of(key);
+      const Lock lock(set);
+      for (int way = 0; way < kWays; ++way) {
+        if (set.key[way] == key + 1) store_word(&set.key[way], 0), set.uses[way] = 0;
+      }
+    }
+    put(key, from, file);
   }
 
  private:
@@ -116,6 +136,7 @@ class RowCache {
   }
 
   const int64_t row_bytes_, sets_;
+  std::atomic<int64_t> file_ = 0;
   const std::unique_ptr<Set[]> set_;
   const std::unique_ptr<char[]> rows_;
 };

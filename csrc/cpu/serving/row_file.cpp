@@ -38,32 +38,62 @@ int open_file(const std::string& op, const std::string& path) {
 
 RowFile::RowFile(const std::string& op, const std::string& path, RowFileUuid uuid,
                  int64_t cache_bytes, IoPath io)
-    : path_(path), io_(io) {
+    : path_(path), io_(io), stats_(std::make_shared<RowFileStats>()) {
   file_ = open_file(op, path);
   try {
-    struct stat status{};
-    DYNEMB_CHECK(fstat(file_, &status) == 0 && S_ISREG(status.st_mode), "dynemb::", op, ": ", path,
-                 " is not a file", kRowFileRemedy);
-    bytes_ = status.st_size;
-    DYNEMB_CHECK(bytes_ >= kPageBytes, "dynemb::", op, ": ", path, " has ", bytes_,
-                 " bytes, too few for rows", kRowFileRemedy, kDamagedStoreError);
-    map_ = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_SHARED, file_, 0);
-    DYNEMB_CHECK(map_ != MAP_FAILED, "dynemb::", op, ": mapping ", path,
-                 " failed: ", std::strerror(errno), kHostMemoryError);
-    read_header(op, uuid);
+    map(op, uuid);
     make_caches(op, cache_bytes);
     readers_.push_back(take_reader());
   } catch (...) {
-    if (map_ != nullptr && map_ != MAP_FAILED) munmap(map_, static_cast<size_t>(bytes_));
-    close(file_);
+    close_file();
     throw;
   }
 }
 
-RowFile::~RowFile() {
-  munmap(map_, static_cast<size_t>(bytes_));
+RowFile::RowFile(const std::string& op, int file, RowFile& before)
+    : path_(before.number_ > 0 ? before.path_ : before.path_ + ", as this process has changed it"),
+      io_(before.io_),
+      file_(file),
+      number_(before.number_ + 1),
+      caches_(before.caches_),
+      stats_(before.stats_) {
+  try {
+    map(op, before.uuid_);
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      FileTable& own = tables_[t];
+      const FileTable& old = before.tables_[t];
+      own.cache = old.cache;
+      own.first_key = old.first_key, own.first_rows = old.first_rows;
+      own.more_keys = old.more_keys, own.turns = old.turns;
+    }
+    readers_.push_back(take_reader());
+  } catch (...) {
+    close_file();
+    throw;
+  }
+  ++stats_->files;
+  for (const auto& cache : caches_) cache->begin_file(number_);
+}
+
+void RowFile::map(const std::string& op, RowFileUuid uuid) {
+  struct stat status{};
+  DYNEMB_CHECK(fstat(file_, &status) == 0 && S_ISREG(status.st_mode), "dynemb::", op, ": ", path_,
+               " is not a file", kRowFileRemedy);
+  bytes_ = status.st_size;
+  DYNEMB_CHECK(bytes_ >= kPageBytes, "dynemb::", op, ": ", path_, " has ", bytes_,
+               " bytes, too few for rows", kRowFileRemedy, kDamagedStoreError);
+  map_ = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_SHARED, file_, 0);
+  DYNEMB_CHECK(map_ != MAP_FAILED, "dynemb::", op, ": mapping ", path_,
+               " failed: ", std::strerror(errno), kHostMemoryError);
+  read_header(op, uuid);
+}
+
+void RowFile::close_file() {
+  if (map_ != nullptr && map_ != MAP_FAILED) munmap(map_, static_cast<size_t>(bytes_));
   close(file_);
 }
+
+RowFile::~RowFile() { close_file(); }
 
 void RowFile::check_size(const char* op) const {
   struct stat status{};
@@ -95,6 +125,7 @@ void RowFile::read_header(const std::string& op, RowFileUuid uuid) {
                " has the rows of another model: put back the file that belongs to this one, or "
                "freeze or export the model again",
                kDamagedStoreError);
+  uuid_ = uuid;
   id_sum_ = crc32c(0, word + kRowFileUuid, sizeof uuid.words);
   const int64_t buckets = word[kRowFileIndexBuckets];
   index_bytes_ = buckets * kBucketWords * 8;
@@ -136,10 +167,12 @@ void RowFile::read_header(const std::string& op, RowFileUuid uuid) {
 }
 
 void RowFile::make_caches(const std::string& op, int64_t bytes) {
-  std::map<int64_t, int64_t> rows;  // by their bytes
+  std::map<int64_t, int64_t> rows, turns;  // by the bytes of a row: rows, tables
   int64_t total = 0;
   for (FileTable& table : tables_) {
     table.first_key = rows[table.row_bytes];
+    table.first_rows = table.rows;
+    table.more_keys = turns[table.row_bytes]++;
     rows[table.row_bytes] += table.rows;
     total += table.row_bytes * table.rows;
   }
@@ -150,10 +183,14 @@ void RowFile::make_caches(const std::string& op, int64_t bytes) {
     const auto fits = static_cast<int64_t>(static_cast<double>(bytes) * share) / row_bytes;
     const int64_t held = std::min(fits, count);
     check_available_memory(op.c_str(), RowCache::bytes_of(held, row_bytes));
-    caches_.push_back(std::make_unique<RowCache>(held, row_bytes));
+    caches_.push_back(std::make_shared<RowCache>(held, row_bytes));
     cache[row_bytes] = caches_.back().get();
   }
-  for (FileTable& table : tables_) table.cache = cache[table.row_bytes];
+  for (FileTable& table : tables_) {
+    table.cache = cache[table.row_bytes];
+    table.more_keys += rows[table.row_bytes];
+    table.turns = turns[table.row_bytes];
+  }
 }
 
 int64_t RowFile::cached_rows() const {
@@ -238,11 +275,11 @@ void RowFile::take_cached(std::vector<FileRow>& rows) {
     for (size_t i = 0; i < count; ++i) table(i).cache->fetch_row(wanted[i]);
     for (size_t i = 0; i < count; ++i) {
       const FileRow row = rows[begin + i];
-      if (!tables_[row.table].cache->copy(wanted[i], row.to)) rows[missed++] = row;
+      if (!tables_[row.table].cache->copy(wanted[i], row.to, number_)) rows[missed++] = row;
     }
   }
-  stats_.hits += static_cast<int64_t>(rows.size() - missed);
-  stats_.misses += static_cast<int64_t>(missed);
+  stats_->hits += static_cast<int64_t>(rows.size() - missed);
+  stats_->misses += static_cast<int64_t>(missed);
   rows.resize(missed);
 }
 
@@ -295,14 +332,14 @@ void RowFile::read(std::vector<FileRow>& rows) {
             if (wrong.empty()) wrong = std::move(is_wrong);
             continue;
           }
-          table.cache->put(table.key(row.row), record);
+          table.cache->put(table.key(row.row), record, number_);
         }
         std::memcpy(row.to, record, static_cast<size_t>(table.row_bytes));
       }
     };
     const auto failures = reader->blocks->read(blocks, use);
-    stats_.reads += static_cast<int64_t>(blocks.size());
-    stats_.bytes_read += used;
+    stats_->reads += static_cast<int64_t>(blocks.size());
+    stats_->bytes_read += used;
     for (const BlockFailure& failure : failures) {
       if (!wrong.empty()) break;
       const FileRow& row = rows[first[failure.block]];
@@ -317,6 +354,22 @@ void RowFile::read(std::vector<FileRow>& rows) {
     readers_.push_back(std::move(reader));
   }
   DYNEMB_CHECK(wrong.empty(), "dynemb: ", wrong);
+}
+
+void RowFile::read_pages(const char* op, int64_t offset, char* to, int64_t bytes) const {
+  while (bytes > 0) {
+    const ssize_t done = pread(file_, to, static_cast<size_t>(bytes), offset);
+    if (done < 0 && errno == EINTR) continue;
+    DYNEMB_CHECK(done > 0, "dynemb::", op, ": reading ", path_, " at offset ", offset,
+                 " failed: ", done < 0 ? std::strerror(errno) : "the file was cut short",
+                 kRowFileRemedy);
+    offset += done, to += done, bytes -= done;
+  }
+}
+
+void RowFile::cache_changed(int64_t table, int64_t row, const char* values) {
+  const FileTable& of = tables_[table];
+  of.cache->replace(of.key(row), values, number_);
 }
 
 const int64_t* RowFile::whole_index(int64_t table) {

@@ -31,9 +31,13 @@ struct FileTable {
   SegmentLayout layout;
   RowCache* cache;  // shared by the tables with rows of so many bytes
 
-  int64_t first_key;  // of its rows in the cache
+  // Keys of its rows in the cache. Those that a later file adds follow those of all tables, in
+  // turns: a row keeps its key.
+  int64_t first_key, first_rows, more_keys, turns;
 
-  int64_t key(int64_t row) const { return first_key + row; }
+  int64_t key(int64_t row) const {
+    return row < first_rows ? first_key + row : more_keys + (row - first_rows) * turns;
+  }
   int64_t offset(int64_t row) const { return rows_begin + row_offset(layout, row); }
 };
 
@@ -45,6 +49,7 @@ struct FileRow {
 
 struct RowFileStats {
   std::atomic<int64_t> hits = 0, misses = 0, reads = 0, bytes_read = 0;  // reads: blocks
+  std::atomic<int64_t> files = 0;  // written since, with changes
 };
 
 class RowFile {
@@ -53,6 +58,8 @@ class RowFile {
   // id. Messages begin with the name of the op.
   RowFile(const std::string& op, const std::string& path, RowFileUuid uuid, int64_t cache_bytes,
           IoPath io);
+  // An open file that write_anew has written, with the cache and the counts of the one before it.
+  RowFile(const std::string& op, int file, RowFile& before);
   ~RowFile();
   RowFile(const RowFile&) = delete;
   RowFile& operator=(const RowFile&) = delete;
@@ -63,7 +70,9 @@ class RowFile {
   const std::string& path() const { return path_; }
   int64_t cached_rows() const;
   int64_t index_bytes() const { return index_bytes_; }
-  const RowFileStats& stats() const { return stats_; }
+  const RowFileStats& stats() const { return *stats_; }
+  RowFileUuid uuid() const { return uuid_; }
+  uint32_t id_sum() const { return id_sum_; }
 
   // Row numbers of ids, -1 for those that a table lacks. Returns what is damaged; empty: nothing.
   std::string find(int64_t table, uint64_t salt, const int64_t* ids, int64_t count, int64_t* rows);
@@ -74,6 +83,10 @@ class RowFile {
   void read(std::vector<FileRow>& rows);
   // Lines of the index of a table, after all of them were compared with their checksums.
   const int64_t* whole_index(int64_t table);
+  // Reads whole pages of the file, without a check.
+  void read_pages(const char* op, int64_t offset, char* to, int64_t bytes) const;
+  // Puts a row into the cache that differs from that of the file before this one.
+  void cache_changed(int64_t table, int64_t row, const char* values);
 
  private:
   struct Reader {
@@ -81,6 +94,8 @@ class RowFile {
     PageBuffer pages;
   };
 
+  void map(const std::string& op, RowFileUuid uuid);
+  void close_file();
   void read_header(const std::string& op, RowFileUuid uuid);
   void make_caches(const std::string& op, int64_t bytes);
   std::unique_ptr<Reader> take_reader();
@@ -99,17 +114,19 @@ class RowFile {
   const IoPath io_;
   int file_ = -1;
   int64_t bytes_ = 0, index_bytes_ = 0, sums_begin_ = 0;
+  RowFileUuid uuid_{};
   uint32_t id_sum_ = 0;  // of the file's id
   void* map_ = nullptr;
   const int64_t* index_ = nullptr;
   const uint32_t* sums_ = nullptr;
   std::unique_ptr<std::atomic<uint64_t>[]> checked_;  // a bit for each block of the index
   std::vector<FileTable> tables_;
-  std::vector<std::unique_ptr<RowCache>> caches_;
+  int64_t number_ = 0;  // of the files that the cache has had
+  std::vector<std::shared_ptr<RowCache>> caches_;
   std::mutex readers_lock_;
   std::vector<std::unique_ptr<Reader>> readers_;  // idle
   int64_t largest_block_ = kPageBytes;
-  RowFileStats stats_;
+  std::shared_ptr<RowFileStats> stats_;
 };
 
 // The text that all errors of a damaged file end with.

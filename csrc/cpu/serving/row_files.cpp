@@ -1,4 +1,4 @@
-// file_open, file_close, file_stats, file_ids, file_pages: files of read-only tables.
+// file_open, file_make_live, file_close, file_stats, file_ids, file_pages: files of served tables.
 #include "cpu/serving/row_files.h"
 
 #include <torch/csrc/stable/library.h>
@@ -21,21 +21,30 @@
 namespace dynemb::cpu {
 namespace {
 
+// A file for readers, or live tables of one: each live copy has changes of its own.
+struct FileKey {
+  RowFileUuid uuid;
+  int64_t instance;
+  bool operator<(const FileKey& other) const {
+    return uuid < other.uuid || (!(other.uuid < uuid) && instance < other.instance);
+  }
+};
+
 struct OpenFile {
-  std::shared_ptr<RowFile> file;
+  OpenedRows rows;
   int64_t holders;  // file_open without file_close
   int64_t forks;
 };
 
-struct OpenFiles {
+struct OpenRowFiles {
   std::mutex lock;
-  std::map<RowFileUuid, OpenFile> files;
-  std::deque<RowFileUuid> unheld;  // opened by lookups alone, the last one last
+  std::map<FileKey, OpenFile> files;
+  std::deque<FileKey> unheld;  // opened by lookups alone, the last one last
 };
 
-OpenFiles& open_files() {
-  static OpenFiles* files = [] {
-    auto* made = new OpenFiles;  // never freed: threads may read at the end of a process
+OpenRowFiles& open_files() {
+  static OpenRowFiles* files = [] {
+    auto* made = new OpenRowFiles;  // never freed: threads may read at the end of a process
     at_fork([made] { new (&made->lock) std::mutex; });  // another thread may have held it
     return made;
   }();
@@ -44,14 +53,15 @@ OpenFiles& open_files() {
 
 // Files that exported programs and scripts have opened: nothing says when these end.
 constexpr size_t kMostUnheld = 4;
+constexpr int64_t kMostHeadroom = int64_t{1} << 40;
 
 // Closes what was opened by lookups alone, but for the last ones. The lock is held.
-void close_unheld(OpenFiles& all, std::vector<std::shared_ptr<RowFile>>& closed) {
+void close_unheld(OpenRowFiles& all, std::vector<OpenedRows>& closed) {
   while (all.unheld.size() > kMostUnheld) {
     const auto found = all.files.find(all.unheld.front());
     all.unheld.pop_front();
     if (found == all.files.end() || found->second.holders > 0) continue;
-    closed.push_back(std::move(found->second.file));
+    closed.push_back(std::move(found->second.rows));
     all.files.erase(found);
   }
 }
@@ -70,57 +80,103 @@ const int64_t* checked_words(const char* op, const Tensor& file) {
   return word;
 }
 
-std::shared_ptr<RowFile> opened(const char* op, const Tensor& file, int64_t holders) {
+FileKey key_of(const int64_t* word) {
+  return {{{word[kNamedUuid], word[kNamedUuid + 1]}}, word[kNamedInstance]};
+}
+
+std::shared_ptr<RowFile> opened_now(const char* op, const int64_t* word) {
+  const std::string path(reinterpret_cast<const char*>(word + kNamedWords),
+                         static_cast<size_t>(word[kNamedPathBytes]));
+  return std::make_shared<RowFile>(op, path, key_of(word).uuid, word[kNamedCacheBytes],
+                                   static_cast<IoPath>(word[kNamedIo]));
+}
+
+OpenedRows opened(const char* op, const Tensor& file, int64_t holders) {
   const int64_t* word = checked_words(op, file);
-  const RowFileUuid uuid{{word[kNamedUuid], word[kNamedUuid + 1]}};
-  std::vector<std::shared_ptr<RowFile>> closed;  // freed without the lock
-  OpenFiles& all = open_files();
+  const FileKey key = key_of(word);
+  std::vector<OpenedRows> closed;  // freed without the lock
+  OpenRowFiles& all = open_files();
   const std::lock_guard<std::mutex> lock(all.lock);
-  auto found = all.files.find(uuid);
+  auto found = all.files.find(key);
+  const bool is_here = found != all.files.end() && found->second.forks == forks();
+  DYNEMB_CHECK(is_here || key.instance == 0, "dynemb::", op,
+               ": file names live tables of another process, or of a model that is gone, with "
+               "their changes: load the package, or make the model live, in this process",
+               kForkedProcessError);
   // a forked process has its parent's file, but neither its threads nor its locks
-  if (found == all.files.end() || found->second.forks != forks()) {
-    const std::string path(reinterpret_cast<const char*>(word + kNamedWords),
-                           static_cast<size_t>(word[kNamedPathBytes]));
-    auto made = std::make_shared<RowFile>(op, path, uuid, word[kNamedCacheBytes],
-                                          static_cast<IoPath>(word[kNamedIo]));
+  if (!is_here) {
+    OpenedRows made{opened_now(op, word), nullptr};
     const int64_t held = found == all.files.end() ? 0 : found->second.holders;
-    if (found != all.files.end()) closed.push_back(std::move(found->second.file));
-    found = all.files.insert_or_assign(uuid, OpenFile{std::move(made), held, forks()}).first;
+    if (found != all.files.end()) closed.push_back(std::move(found->second.rows));
+    found = all.files.insert_or_assign(key, OpenFile{std::move(made), held, forks()}).first;
     if (held + holders == 0) {
-      all.unheld.push_back(uuid);
+      all.unheld.push_back(key);
       close_unheld(all, closed);
     }
   }
   found->second.holders += holders;
-  return found->second.file;
+  return found->second.rows;
 }
 
 void file_open(Tensor file) { opened("file_open", file, 1); }
 
+void file_make_live(Tensor file, Tensor meta, std::vector<int64_t> headroom) {
+  const char* op = "file_make_live";
+  const int64_t* word = checked_words(op, file);
+  check_in_host_memory(op, "meta", meta);
+  check_layout(op, "meta", meta, ScalarType::Long);
+  DYNEMB_CHECK(meta.dim() == 2, "dynemb::", op, ": meta has ", meta.dim(),
+               " dimensions, expected 2");
+  const FileKey key = key_of(word);
+  DYNEMB_CHECK(key.instance != 0, "dynemb::", op,
+               ": file has the instance 0, which is that of rows that do not change");
+  const auto rows = opened_now(op, word);
+  const auto tables = static_cast<int64_t>(rows->tables().size());
+  check_size(op, "meta", meta, 0, tables);
+  check_size(op, "meta", meta, 1, kMetaColumns);
+  DYNEMB_CHECK(static_cast<int64_t>(headroom.size()) == tables, "dynemb::", op, ": headroom has ",
+               headroom.size(), " numbers, expected ", tables, ", one for each table");
+  for (const int64_t ids : headroom) {
+    DYNEMB_CHECK(ids >= 0 && ids <= kMostHeadroom, "dynemb::", op, ": headroom has ", ids,
+                 ", expected 0 to ", kMostHeadroom);
+  }
+  auto live = std::make_shared<LiveFile>(rows->path(), *rows,
+                                         static_cast<const int64_t*>(meta.data_ptr()), headroom);
+  OpenedRows made{rows, std::make_shared<FileChanges>(std::move(live), *rows)};
+  OpenRowFiles& all = open_files();
+  const std::lock_guard<std::mutex> lock(all.lock);
+  const bool is_new = all.files.try_emplace(key, OpenFile{std::move(made), 1, forks()}).second;
+  DYNEMB_CHECK(is_new, "dynemb::", op, ": file has the instance ", key.instance,
+               " of other live tables");
+}
+
 void file_close(Tensor file) {
   const int64_t* word = checked_words("file_close", file);
-  std::shared_ptr<RowFile> last;  // freed without the lock
-  OpenFiles& all = open_files();
+  OpenedRows last;  // freed without the lock
+  OpenRowFiles& all = open_files();
   const std::lock_guard<std::mutex> lock(all.lock);
-  const auto found = all.files.find({{word[kNamedUuid], word[kNamedUuid + 1]}});
+  const auto found = all.files.find(key_of(word));
   if (found == all.files.end()) return;
   if (--found->second.holders > 0) return;
-  last = std::move(found->second.file);
+  last = std::move(found->second.rows);
   all.files.erase(found);
 }
 
 Tensor file_stats(Tensor file) {
-  const auto rows = opened("file_stats", file, 0);
+  const auto rows = opened("file_stats", file, 0).file;
   const RowFileStats& stats = rows->stats();
-  Tensor result = zeros_cpu({6}, ScalarType::Long);
+  Tensor result = zeros_cpu({7}, ScalarType::Long);
   auto* out = static_cast<int64_t*>(result.data_ptr());
   out[0] = stats.hits, out[1] = stats.misses, out[2] = stats.reads, out[3] = stats.bytes_read;
-  out[4] = rows->cached_rows(), out[5] = rows->index_bytes();
+  out[4] = rows->cached_rows(), out[5] = rows->index_bytes(), out[6] = stats.files;
   return result;
 }
 
 Tensor file_ids(Tensor file, int64_t table, int64_t ids) {
-  const auto rows = opened("file_ids", file, 0);
+  const auto [rows, changes] = opened("file_ids", file, 0);
+  DYNEMB_CHECK(changes == nullptr,
+               "dynemb::file_ids: file names live tables, whose ids change: list those of the "
+               "tables from which they were made");
   const auto tables = static_cast<int64_t>(rows->tables().size());
   DYNEMB_CHECK(table >= 0 && table < tables, "dynemb::file_ids: table is ", table,
                ", expected 0 to ", tables - 1);
@@ -176,17 +232,32 @@ Tensor file_pages(Tensor ids, Tensor rows, int64_t crc) {
 
 }  // namespace
 
-std::shared_ptr<RowFile> row_file(const char* op, const Tensor& file) {
-  return opened(op, file, 0);
+OpenedRows row_file(const char* op, const Tensor& file) { return opened(op, file, 0); }
+
+OpenedRows live_rows(const char* op, const Tensor& file) {
+  OpenedRows rows = opened(op, file, 0);
+  DYNEMB_CHECK(rows.changes != nullptr, "dynemb::", op,
+               ": file names rows that do not change: give the tables headroom, by "
+               "serving.live or serving.export(headroom=)");
+  return rows;
+}
+
+void replace_live_rows(const char* op, const Tensor& file, OpenedRows rows) {
+  const FileKey key = key_of(checked_words(op, file));
+  OpenRowFiles& all = open_files();
+  const std::lock_guard<std::mutex> lock(all.lock);
+  const auto found = all.files.find(key);
+  if (found != all.files.end()) std::swap(found->second.rows, rows);
 }
 
 }  // namespace dynemb::cpu
 
-#define DYNEMB_FILE_OPS                                      \
-  m.impl("file_open", TORCH_BOX(&dynemb::cpu::file_open));   \
-  m.impl("file_close", TORCH_BOX(&dynemb::cpu::file_close)); \
-  m.impl("file_stats", TORCH_BOX(&dynemb::cpu::file_stats)); \
-  m.impl("file_ids", TORCH_BOX(&dynemb::cpu::file_ids));     \
+#define DYNEMB_FILE_OPS                                              \
+  m.impl("file_open", TORCH_BOX(&dynemb::cpu::file_open));           \
+  m.impl("file_close", TORCH_BOX(&dynemb::cpu::file_close));         \
+  m.impl("file_make_live", TORCH_BOX(&dynemb::cpu::file_make_live)); \
+  m.impl("file_stats", TORCH_BOX(&dynemb::cpu::file_stats));         \
+  m.impl("file_ids", TORCH_BOX(&dynemb::cpu::file_ids));             \
   m.impl("file_pages", TORCH_BOX(&dynemb::cpu::file_pages));
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m){DYNEMB_FILE_OPS}

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "arguments/tensors.h"
-#include "cpu/serving/row_file.h"
+#include "cpu/serving/file_changes.h"
 
 namespace dynemb::cpu {
 
@@ -16,11 +16,23 @@ enum RowFileName : int {
   kNamedCacheBytes = 3,
   kNamedIo = 4,  // an IoPath
   kNamedPathBytes = 5,
-  kNamedWords = 6,
+  kNamedInstance = 6,  // of live tables; 0: the rows do not change
+  kNamedWords = 7,
   kNamedMostWords = kNamedWords + 512
 };
 
-// The file that a tensor names: an open one, or opened now. Raises if that fails.
-std::shared_ptr<RowFile> row_file(const char* op, const Tensor& file);
+// A file, with its changes in memory.
+struct OpenedRows {
+  std::shared_ptr<RowFile> file;
+  std::shared_ptr<FileChanges> changes;  // nullptr: the rows do not change
+};
+
+// What a tensor names: an open file, or one opened now. Raises if that fails, or for live tables
+// that are gone.
+OpenedRows row_file(const char* op, const Tensor& file);
+// The same for live tables alone.
+OpenedRows live_rows(const char* op, const Tensor& file);
+// Later calls get these in place of those that live tables have.
+void replace_live_rows(const char* op, const Tensor& file, OpenedRows rows);
 
 }  // namespace dynemb::cpu

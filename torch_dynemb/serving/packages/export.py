@@ -33,6 +33,8 @@ from torch_dynemb.policy.keep import Keep
 from torch_dynemb.serving.file_names import check_named, path_of
 from torch_dynemb.serving.file_tables import FileTables
 from torch_dynemb.serving.freeze import freeze
+from torch_dynemb.serving.live_files import LiveFileTables
+from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.live_models import live, live_tables
 from torch_dynemb.serving.missing import CountedTables, CountsMissing
 from torch_dynemb.serving.packages.base import ExportedTable, base_at, position_of
@@ -51,6 +53,7 @@ from torch_dynemb.serving.packages.manifest import (
 )
 from torch_dynemb.serving.packages.platform import instruction_sets, machine, op_schemas
 from torch_dynemb.serving.row_formats import RowKind
+from torch_dynemb.serving.updated_tables import UpdatedTables
 
 _COMPILER = {
     # the code has no values, not even those of tensors of one element
@@ -97,7 +100,8 @@ def export(
             :func:`torch_dynemb.serving.live`. Rows can then be updated while the package serves, by
             :meth:`torch_dynemb.serving.ServedModel.apply`. None: the package never changes, unless
             the model is live already; do not update it during the export. Unused rows take no space
-            in the files; the index takes 47 bytes for each id of the headroom.
+            in the files; the index takes 47 bytes for each id of the headroom. With rows in files,
+            how many changed ids of a table are kept in memory.
         version: name of this version of the model; None: a new random name. Updates of rows do not
             change it.
         missing: True: runs count missing ids, see :attr:`torch_dynemb.serving.ServedModel.missing`.
@@ -237,6 +241,13 @@ def _served_form(
                 f"serving.export: keep is {keep!r}, but the model is live already: give keep to "
                 "torch_dynemb.serving.live, or export the model itself"
             )
+        for module in live_tables(model).values():
+            if isinstance(module, LiveFileTables) and any(module.state().updates().values()):
+                raise RuntimeError(
+                    f"serving.export: tables {module.names} have their rows in a file, which lacks "
+                    "their updates: export the frozen model with headroom=, and let the package "
+                    "follow the log"
+                )
         return model
     if headroom is not None:
         return live(model, headroom=headroom, rows=rows, keep=keep)
@@ -321,7 +332,7 @@ def _live_exports(frozen: nn.Module) -> list[ExportedTable]:
         for package_name, name, dim in zip(
             _names_of(path, module),
             module.names,
-            module.tensors().meta[:, Meta.DIM].tolist(),
+            module.get_buffer("meta")[:, Meta.DIM].tolist(),
             strict=True,
         )
     ]
@@ -330,24 +341,25 @@ def _live_exports(frozen: nn.Module) -> list[ExportedTable]:
 def _live_parts(frozen: nn.Module) -> dict[str, LivePart]:
     """Return live tables, by the prefix of their tensors' names."""
     model = frozen.model if isinstance(frozen, CountsMissing) else frozen
-    parts = [
-        LivePart(
-            _names_of(path, module),
-            module.formats,
-            [len(rows) for rows in module.tensors().weights],
-        )
-        for path, module in live_tables(model).items()
-    ]
+    parts = [_live_part(_names_of(path, of), of) for path, of in live_tables(model).items()]
     return dict(zip(live_tables(frozen), parts, strict=True))
+
+
+def _live_part(names: list[str], module: UpdatedTables) -> LivePart:
+    if isinstance(module, LiveFileTables):
+        return LivePart(names, [], [], module.headroom)
+    assert isinstance(module, LiveTables)
+    return LivePart(names, module.formats, [len(rows) for rows in module.tensors().weights])
 
 
 def _live_tensors(frozen: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of live tables by name; of their rows, those that have had an owner."""
     result: dict[str, Tensor] = {}
     for path, module in live_tables(frozen).items():
-        used = module.get_buffer("free")[:, LiveSlab.NEXT_ROW].tolist()
         buffers = dict(module.named_buffers())
-        buffers |= {f"rows{slab}": buffers[f"rows{slab}"][:n] for slab, n in enumerate(used)}
+        if "free" in buffers:
+            used = buffers["free"][:, LiveSlab.NEXT_ROW].tolist()
+            buffers |= {f"rows{slab}": buffers[f"rows{slab}"][:n] for slab, n in enumerate(used)}
         result |= {f"{path}.{name}": tensor for name, tensor in buffers.items()}
     return result
 

@@ -12,8 +12,9 @@ from torch_dynemb import ops
 from torch_dynemb.argument_checks import described
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.files.tensor_file import StoredTensor
+from torch_dynemb.serving.file_tables import OpenedFile
 from torch_dynemb.serving.live_commits import TableChange
-from torch_dynemb.serving.live_state import LiveState, LiveUpdate
+from torch_dynemb.serving.live_state import FileState, LiveState, LiveUpdate, MemoryState
 from torch_dynemb.serving.packages.manifest import LivePart
 from torch_dynemb.serving.packages.memory import ConstantMemory
 from torch_dynemb.serving.whole_commits import DenseChange, check_changes, take_changes
@@ -24,7 +25,8 @@ class LiveStats(NamedTuple):
 
     Attributes:
         ids: number of ids.
-        free_rows: number of new ids that it has rows for.
+        free_rows: number of new ids that it has rows for. With rows in a file, how many ids an
+            update may change.
         updates: number of updates since the export.
         dense_behind: number of commits of a delta log that changed the dense state and were applied
             without it (``dense="keep"``).
@@ -42,15 +44,22 @@ class LivePackage:
     Args:
         parts: by the prefix of their tensors' names.
         memory: of their tensors, kept alive during an update.
+        opened: files of rows, by the tensors that name them.
 
     Raises:
         DamagedFileError: tensors of a part are missing.
     """
 
-    def __init__(self, parts: Mapping[str, LivePart], memory: ConstantMemory) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, LivePart],
+        memory: ConstantMemory,
+        opened: Mapping[str, OpenedFile],
+    ) -> None:
         self._memory = memory if parts else None
         self._writing = threading.Lock()
-        self._states = [_state_of(path, part, memory.tensors) for path, part in parts.items()]
+        tensors = {**memory.tensors, **{name: of.file for name, of in opened.items()}}
+        self._states = [_state_of(path, part, tensors) for path, part in parts.items()]
 
     @property
     def names(self) -> list[str]:
@@ -149,6 +158,8 @@ def _state_of(path: str, part: LivePart, tensors: Mapping[str, Tensor]) -> LiveS
             _mixed(f"lacks the tensor {whole!r}")
         return tensors[whole]
 
+    if part.headroom is not None:
+        return FileState(part.tables, tensor("file"), tensor("meta"))
     live = ops.ServedTensors(
         buckets=tensor("buckets"),
         tables=tensor("tables"),
@@ -159,7 +170,7 @@ def _state_of(path: str, part: LivePart, tensors: Mapping[str, Tensor]) -> LiveS
         formats=part.formats,
         free=tensor("free"),
     )
-    return LiveState(part.tables, live)
+    return MemoryState(part.tables, live)
 
 
 __all__ = ["LivePackage", "LiveStats", "with_headroom"]

@@ -18,7 +18,7 @@ from torch_dynemb.files.checksummed_files import ChecksummedReader
 from torch_dynemb.files.locations import checked_path
 from torch_dynemb.files.tensor_file import StoredTensor
 from torch_dynemb.ops.columns import SERVED_UNLOCKS
-from torch_dynemb.serving.file_names import moved_file
+from torch_dynemb.serving.file_names import moved_file, new_instance
 from torch_dynemb.serving.file_tables import OpenedFile
 from torch_dynemb.serving.packages.code_file import check_code
 from torch_dynemb.serving.packages.following import base_for, follower_of, package_reader
@@ -161,6 +161,12 @@ def _shared_place(given: str | os.PathLike[str], manifest: PackageManifest, copi
             f"serving.load: shared_memory is {given!r}, but the package is for {manifest.device}, "
             "where each process has tables of its own: leave it out"
         )
+    if any(part.headroom is not None for part in manifest.live.values()):
+        raise ValueError(
+            f"serving.load: shared_memory is {given!r}, but rows of the package lie in files, with "
+            "changes in the memory of each process: leave it out, and let each process follow the "
+            "log"
+        )
     if copies > 1 and manifest.mutated:
         raise ValueError(
             f"serving.load: shared_memory is {given!r}, but runs of the model write its buffers "
@@ -198,7 +204,7 @@ def _loaded(
         DamagedFileError: a file is damaged.
     """
     opened = _open_row_files(folder, manifest, memory, cache)
-    live = LivePackage(manifest.live, memory)
+    live = LivePackage(manifest.live, memory, opened)
     idle = _idle[manifest.uuid, runners]
     try:
         loader = idle.pop()
@@ -253,7 +259,13 @@ def _open_row_files(
                 f"{path}: the file is missing: copy the package again", path=path
             )
         size = None if cache is None else cache.part(place.bytes, rows, total)
-        result[name] = OpenedFile(moved_file(memory.tensors[name], path, size))
+        owner = name.rpartition(".")[0]
+        part = manifest.live.get(owner)
+        if part is None or part.headroom is None:
+            result[name] = OpenedFile(moved_file(memory.tensors[name], path, size))
+            continue
+        file = moved_file(memory.tensors[name], path, size, new_instance())
+        result[name] = OpenedFile(file, (memory.tensors[f"{owner}.meta"], part.headroom))
     return result
 
 

@@ -64,11 +64,14 @@ class LivePart(NamedTuple):
         tables: their names, as in ``tables`` of the manifest.
         formats: of the rows of each slab, as in ``torch_dynemb.ops.LIVE_FORMATS``.
         rows: number of rows of each slab. The file has those that have had an owner.
+        headroom: of tables with rows in a file, how many changed ids of each are kept in memory,
+            and how many removed ones; None: rows are in memory.
     """
 
     tables: list[str]
     formats: list[int]
     rows: list[int]
+    headroom: list[int] | None = None
 
 
 class PackageManifest(NamedTuple):
@@ -229,6 +232,7 @@ def _check_types(manifest: PackageManifest) -> None:
     ]
     for part in manifest.live.values():
         lists += [("live", part.tables, str), ("live", part.formats, int), ("live", part.rows, int)]
+        lists.append(("live", [] if part.headroom is None else part.headroom, int))
     for place in manifest.row_files.values():
         lists += [("row_files", [place.file], str), ("row_files", [place.rows, place.bytes], int)]
         if "/" in str(place.file):
