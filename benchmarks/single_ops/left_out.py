@@ -11,9 +11,10 @@ _WHOLE = "it moves a whole index, as insertions do that fill it: growth.py times
 _GPU = "it manages a GPU's memory and has no CPU kernel"
 _STORE = "it works on the files of an open store: tiers.py times those"
 
-_OF_FILES = "opens, closes, or lists a file: file_rows.py times its lookups"
+_OF_FILES = "opens, closes, lists or updates a file: file_rows.py times its lookups and updates"
 LEFT_OUT = {
     **dict.fromkeys(("file_open", "file_close", "file_stats", "file_ids"), _OF_FILES),
+    **dict.fromkeys(("file_make_live", "file_apply", "file_rows", "file_counts"), _OF_FILES),
     **dict.fromkeys(
         (
             *("simd_level", "set_simd_level", "store_io_paths", "end_step_"),

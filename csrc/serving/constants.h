@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <random>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -237,7 +238,7 @@ class Constants {
   // Puts the places of files with rows into the tensors that name them, and opens the files.
   void open_row_files(const std::string& folder, const Json& manifest) {
     if (!manifest.has("row_files")) return;
-    constexpr int64_t kPathBytes = 5, kPath = 6;  // RowFileName of cpu/serving/row_files.h
+    constexpr int64_t kPathBytes = 5, kInstance = 6, kPath = 7;  // as cpu/serving/row_files.h
     for (const auto& [name, place] : manifest.at("row_files").object()) {
       const std::string path = std::filesystem::absolute(folder + "/" + place.at("file").text());
       const auto found = tensors_.find(name);
@@ -250,13 +251,32 @@ class Constants {
       std::memset(words + kPath, 0, static_cast<size_t>(found->second.numel() - kPath) * 8);
       std::memcpy(words + kPath, path.data(), path.size());
       try {
-        detail::call_all("dynemb::file_open", found->second);
+        open_row_file(manifest, name, found->second, words[kInstance]);
       } catch (...) {
         close_row_files();
         throw;
       }
       row_files_.push_back(found->second);
     }
+  }
+  // Tables with headroom get changes of their own, which no other instance has.
+  void open_row_file(const Json& manifest, const std::string& name, const at::Tensor& file,
+                     int64_t& instance) {
+    const std::string owner = name.substr(0, name.rfind('.'));
+    instance = 0;
+    if (manifest.has("live") && manifest.at("live").has(owner)) {
+      const Json& part = manifest.at("live").at(owner);
+      const auto meta = tensors_.find(owner + ".meta");
+      if (part.has("headroom") && !part.at("headroom").is_null() && meta != tensors_.end()) {
+        std::vector<int64_t> headroom;
+        for (const Json& ids : part.at("headroom").array()) headroom.push_back(ids.integer());
+        std::random_device random;
+        instance = (static_cast<int64_t>(random()) << 31 | static_cast<int64_t>(random())) | 1;
+        detail::call_all("dynemb::file_make_live", file, meta->second, headroom);
+        return;
+      }
+    }
+    detail::call_all("dynemb::file_open", file);
   }
   void close_row_files() {
     for (const at::Tensor& file : row_files_) detail::call_all("dynemb::file_close", file);

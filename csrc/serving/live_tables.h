@@ -3,10 +3,14 @@
 #pragma once
 
 #include <ATen/Tensor.h>
+#include <ATen/ops/_unique.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isin.h>
+#include <ATen/ops/nonzero.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -39,12 +43,18 @@ struct LiveStats {
 // An update with more new ids than a table has free rows. Nothing has changed.
 class NoHeadroom : public std::runtime_error {
  public:
-  NoHeadroom(const std::string& table, int64_t wanted_rows, int64_t free)
-      : std::runtime_error("table '" + table + "' has " + std::to_string(free) +
-                           " rows free, but new ids of this update need " +
-                           std::to_string(wanted_rows) +
-                           ": nothing has changed. Erase ids, or export the model with "
-                           "more headroom"),
+  NoHeadroom(const std::string& table, int64_t wanted_rows, int64_t free, bool in_file = false)
+      : std::runtime_error(
+            in_file
+                ? "table '" + table + "' keeps changes of " + std::to_string(free) +
+                      " ids in memory, but this update changes or removes " +
+                      std::to_string(wanted_rows) +
+                      ": nothing has changed. Give smaller updates, or export the model with "
+                      "more headroom"
+                : "table '" + table + "' has " + std::to_string(free) +
+                      " rows free, but new ids of this update need " + std::to_string(wanted_rows) +
+                      ": nothing has changed. Erase ids, or export the model with more "
+                      "headroom"),
         wanted(wanted_rows),
         free_rows(free) {}
 
@@ -71,9 +81,18 @@ class LiveTables {
       return found->second;
     };
     for (const auto& [path, part] : manifest.at("live").object()) {
-      Group group{
-          tensor(path + ".buckets"), tensor(path + ".tables"),    {}, tensor(path + ".free"),
-          tensor(path + ".meta"),    tensor(path + ".init_data"), {}, {}};
+      Group group{};
+      group.meta = tensor(path + ".meta");
+      if (part.has("headroom") && !part.at("headroom").is_null()) {
+        group.file = tensor(path + ".file");
+        const at::Tensor counts = group.file_counts();
+        for (int64_t table = 0; table < counts.size(0); ++table) {
+          group.formats.push_back(counts.const_data_ptr<int64_t>()[table * kFileCounts + kFormat]);
+        }
+      } else {
+        group.buckets = tensor(path + ".buckets"), group.tables = tensor(path + ".tables");
+        group.free = tensor(path + ".free"), group.init_data = tensor(path + ".init_data");
+      }
       for (const Json& format : part.at("formats").array()) {
         group.rows.push_back(tensor(path + ".rows" + std::to_string(group.rows.size())));
         group.formats.push_back(format.integer());
@@ -117,10 +136,21 @@ class LiveTables {
     const std::lock_guard<std::mutex> lock(writing_);
     const c10::InferenceMode guard;
     for (const LiveChange& change : changes) check(change);
-    for (const LiveChange& change : changes) {
-      if (change.ids.numel() == 0 && change.removed.numel() == 0) continue;
-      const auto [group, number] = find("follow", change.table);
-      update_alone(*group, number, change.ids, change.rows, change.removed);
+    std::vector<Undo> undo;
+    try {
+      for (const LiveChange& change : changes) {
+        if (change.ids.numel() == 0 && change.removed.numel() == 0) continue;
+        const auto [group, number] = find("follow", change.table);
+        if (group->file.defined()) undo.push_back(undo_of(*group, number, change));
+        update_alone(*group, number, change.ids, change.rows, change.removed);
+      }
+    } catch (...) {  // no disk has space for a file with changes, for instance
+      if (!undo.empty()) undo.pop_back();  // the last one has changed nothing
+      for (; !undo.empty(); undo.pop_back()) {
+        const Undo& of = undo.back();
+        apply_stored(*of.group, of.number, of.ids, of.rows, of.erased);
+      }
+      throw;
     }
   }
 
@@ -129,7 +159,13 @@ class LiveTables {
     const std::lock_guard<std::mutex> lock(writing_);
     std::map<std::string, LiveStats> result;
     for (const Group& group : groups_) {
+      const at::Tensor of_file = group.file.defined() ? group.file_counts() : at::Tensor();
       for (size_t table = 0; table < group.names.size(); ++table) {
+        if (of_file.defined()) {
+          const int64_t* count = of_file.const_data_ptr<int64_t>() + table * kFileCounts;
+          result[group.names[table]] = {count[kIds], count[kHeadroom], count[kUpdates]};
+          continue;
+        }
         const int64_t* counts = group.tables.const_data_ptr<int64_t>() + table * kLiveTableColumns;
         const int64_t ids = counts[kLiveTableSize];
         result[group.names[table]] = {ids, counts[kLiveTableCapacity] - ids,
@@ -140,19 +176,33 @@ class LiveTables {
   }
 
  private:
+  // Columns of dynemb::file_counts.
+  enum { kIds = 0, kHeadroom = 1, kUpdates = 2, kFormat = 3, kFileCounts = 4 };
+
   struct Group {
+    at::Tensor file;  // names the file of the rows; undefined: they are in memory
     at::Tensor buckets, tables;
     std::vector<at::Tensor> rows;
     at::Tensor free, meta, init_data;
-    std::vector<int64_t> formats;
+    std::vector<int64_t> formats;  // of slabs; of tables in a file
     std::vector<std::string> names;
 
+    at::Tensor file_counts() const {
+      return detail::call("dynemb::file_counts", file, meta.size(0)).toTensor();
+    }
     int64_t meta_of(int64_t table, int column) const {
       return meta.const_data_ptr<int64_t>()[table * kMetaColumns + column];
     }
     Storage storage_of(int64_t table) const {
-      return static_cast<Storage>(formats.at(meta_of(table, kMetaSlab)));
+      return static_cast<Storage>(formats.at(file.defined() ? table : meta_of(table, kMetaSlab)));
     }
+  };
+
+  // Rows as they were before a change.
+  struct Undo {
+    const Group* group;
+    int64_t number;
+    at::Tensor ids, rows, erased;
   };
 
   std::pair<const Group*, int64_t> find(const char* method, const std::string& table) const {
@@ -189,15 +239,39 @@ class LiveTables {
   static LiveUpdate update_alone(const Group& group, int64_t number, const at::Tensor& ids,
                                  const at::Tensor& rows, const at::Tensor& erased) {
     const c10::InferenceMode guard;
+    return apply_stored(group, number, ids.contiguous(),
+                        as_stored(group, number, rows).contiguous(), erased.contiguous());
+  }
+
+  static LiveUpdate apply_stored(const Group& group, int64_t number, const at::Tensor& ids,
+                                 const at::Tensor& rows, const at::Tensor& erased) {
     const at::Tensor counts =
-        detail::call("dynemb::serve_apply_", group.buckets, group.tables, group.rows, group.free,
-                     group.meta, number, ids.contiguous(),
-                     as_stored(group, number, rows).contiguous(), erased.contiguous(),
-                     group.formats)
+        (group.file.defined()
+             ? detail::call("dynemb::file_apply", group.file, number, ids, rows, erased)
+             : detail::call("dynemb::serve_apply_", group.buckets, group.tables, group.rows,
+                            group.free, group.meta, number, ids, rows, erased, group.formats))
             .toTensor();
     const int64_t* count = counts.const_data_ptr<int64_t>();
-    if (count[3] > count[4]) throw NoHeadroom(group.names[number], count[3], count[4]);
+    if (count[3] > count[4]) {
+      throw NoHeadroom(group.names[number], count[3], count[4], group.file.defined());
+    }
     return {count[0], count[1], count[2]};
+  }
+
+  static Undo undo_of(const Group& group, int64_t number, const LiveChange& change) {
+    const at::Tensor both = at::cat({change.ids, change.removed});
+    const at::Tensor ids = std::get<0>(at::_unique(both));
+    const Storage storage = group.storage_of(number);
+    const int64_t dim = group.meta_of(number, kMetaDim);
+    const bool quantized = is_quantized(storage);
+    const int64_t columns = quantized ? live_value_bytes(storage, dim) : dim;
+    const auto read =
+        detail::call_all("dynemb::file_rows", group.file, number, ids, columns, quantized);
+    const at::Tensor found = read.at(1).toTensor();
+    const at::Tensor there = at::nonzero(found).squeeze(1);
+    const at::Tensor absent = at::nonzero(found.logical_not()).squeeze(1);
+    return {&group, number, ids.index_select(0, there),
+            read.at(0).toTensor().index_select(0, there), ids.index_select(0, absent)};
   }
 
   // Rows as the op takes them: those of a log with rows="int8" as they are, if the table stores
@@ -228,9 +302,12 @@ class LiveTables {
                                ", which has no row, but the commit has one for it: export the "
                                "model that is published");
     }
-    const int64_t* counts = group->tables.const_data_ptr<int64_t>() + number * kLiveTableColumns;
-    const int64_t free = counts[kLiveTableCapacity] - counts[kLiveTableSize];
-    if (change.ids.numel() > free) {
+    if (group->file.defined()) {
+      const int64_t room =
+          group->file_counts().const_data_ptr<int64_t>()[number * kFileCounts + kHeadroom];
+      const int64_t wanted = std::max(change.ids.numel(), change.removed.numel());
+      if (wanted > room) throw NoHeadroom(change.table, wanted, room, /*in_file=*/true);
+    } else if (const int64_t free = free_rows(*group, number); change.ids.numel() > free) {
       // an id in both lists keeps its row
       const at::Tensor removed =
           change.removed.masked_select(at::isin(change.removed, change.ids).logical_not());
@@ -248,6 +325,11 @@ class LiveTables {
                                "holds (int4: values up to 65504): nothing has been applied. "
                                "Export with rows='bf16', or find out why they diverge");
     }
+  }
+
+  static int64_t free_rows(const Group& group, int64_t number) {
+    const int64_t* counts = group.tables.const_data_ptr<int64_t>() + number * kLiveTableColumns;
+    return counts[kLiveTableCapacity] - counts[kLiveTableSize];
   }
 
   // Whether rows are finite after they are stored.

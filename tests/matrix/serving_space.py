@@ -29,6 +29,7 @@ MISSING = [100, 101, 102]
 NEW = [200, 201]
 INITIAL, GIVEN = 0.25, 0.5  # rows of missing ids: by the initializer, or another value
 KEPT = 6  # ids with the highest scores
+FEW = 5  # changes in memory of rows in a file, which is then written anew
 Floats = NDArray[np.float64]
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -316,7 +317,12 @@ def _differences(case: Case, folder: Path) -> list[str]:
     if keep is not None:
         served.keep_only()
     if case["how"] == "live":
-        model = serving.live(served.model, headroom=10, rows=case["rows"], keep=keep)
+        if case["served_from"] == "file":
+            storage = _storage(case, folder / "served")
+            frozen = td.freeze(served.model, rows=case["rows"], keep=keep, storage=storage)
+            model = serving.live(frozen, headroom=FEW)
+        else:
+            model = serving.live(served.model, headroom=10, rows=case["rows"], keep=keep)
         if case["updated"] == "log":
             follower = delta_log.follow(folder / "log", model)
             served.write([*KNOWN[-3:], *NEW], seed=3)
@@ -351,12 +357,14 @@ def _package(case: Case, served: Served, folder: Path, keep: Any) -> Package:
     """Return a package of a frozen model, or one with rows that have been updated."""
     in_cpp, options = case["how"] == "package_cpp", dict[str, Any]()
     live = case["updated"] == "update"
-    if live:
+    storage = _storage(case, folder / "served")
+    if live and storage is None:
         model = served.model.eval()
     else:
-        storage = _storage(case, folder / "served")
         model = td.freeze(served.model, rows=case["rows"], keep=keep, storage=storage)
-    if live:
+    if live and storage is not None:
+        options = {"headroom": FEW}
+    elif live:
         options = {"headroom": 10, "rows": case["rows"], "keep": keep}
     elif case["converted"]:
         model.to(TYPES[case["converted"]])
@@ -455,13 +463,12 @@ def _missing(served: Served, batch: Mapping[str, Batch]) -> list[int]:
 
 def _update(served_by: Any, served: Served, names: Sequence[str]) -> None:
     """Write rows of ids, and remove others, in the tables that serve."""
-    is_live = isinstance(served_by, serving.LiveTables)
-    update = served_by.update if is_live else served_by.apply
+    update = served_by.update if hasattr(served_by, "update") else served_by.apply
     for name, (_, rows) in zip(names, served.rows.items(), strict=True):
-        ids = [*KNOWN[-3:], *NEW]
-        of_ids = torch.randn(len(ids), rows.dim, generator=seeded(7))
-        update(name, torch.tensor(ids), of_ids)
-        rows.set(ids, of_ids, in_table=served.case["rows"] is None)
+        for ids in ([*KNOWN[:2], *KNOWN[-4:-1]], [*KNOWN[-3:], *NEW]):  # together more than FEW
+            of_ids = torch.randn(len(ids), rows.dim, generator=seeded(len(rows.of)))
+            update(name, torch.tensor(ids), of_ids)
+            rows.set(ids, of_ids, in_table=served.case["rows"] is None)
         served_by.erase(name, torch.tensor(KNOWN[:2]))
         for id in KNOWN[:2]:
             rows.of.pop(id, None)
@@ -491,7 +498,6 @@ WITHOUT: list[tuple[Any, list[str]]] = [  # when -> axes that are plain then
     (lambda c: c["updated"] != "log", ["log_rows"]),
     # refused
     (lambda c: c["how"] != "freeze", ["copied"]),
-    (lambda c: c["how"] == "live" or c["updated"] == "update", ["served_from"]),
     (lambda c: c["how"] in PACKAGES and c["updated"] == "log", ["updated", "log_rows"]),
     (lambda c: c["how"] in PACKAGES and c["updated"] == "update", ["converted"]),
     # this program has no updates, and a package is compiled for the sizes 2 and more

@@ -1,4 +1,4 @@
-"""Ops on read-only tables in a file."""
+"""Ops on served tables in a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from op_cases.groups import Case, OpArguments, make_group
 from op_cases.serving import frozen_tensors, lookup_arguments
 from torch_dynemb import SSDStore
 from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.serving.file_names import moved_file, new_instance, path_of
 from torch_dynemb.serving.file_tables import FileTables
+from torch_dynemb.serving.live_files import LiveFileTables
 from torch_dynemb.serving.row_files import RowFolder
 
 
@@ -42,6 +44,24 @@ def file_lookup_arguments(pooling: Pooling, *, weighted: bool = False) -> OpArgu
     return *of_file, *given[5:-2]
 
 
+def live_arguments(*more: object) -> OpArguments:
+    """Of live tables of their own, which a call may change."""
+    tables = LiveFileTables(file_tables(), headroom=8)
+    return _kept(tables).get_buffer("file").clone(), *more
+
+
+def _kept(tables: LiveFileTables, kept: list[LiveFileTables] = []) -> LiveFileTables:  # noqa: B006
+    """Keep the last live tables, which a call may need, and end earlier ones."""
+    kept[:] = [*kept[-3:], tables]
+    return tables
+
+
+def make_live_arguments() -> OpArguments:
+    file = file_tables().file
+    named = moved_file(file, path_of(file), instance=new_instance())
+    return named, file_tables().get_buffer("meta").clone(), [5, 0, 7]
+
+
 CASES: dict[str, dict[str, Case]] = {
     "file_lookup": {
         "sum": partial(file_lookup_arguments, Pooling.SUM),
@@ -51,6 +71,12 @@ CASES: dict[str, dict[str, Case]] = {
     "file_open": {"": file_arguments},
     "file_close": {"": file_arguments},
     "file_stats": {"": file_arguments},
+    "file_make_live": {"": make_live_arguments},
+    "file_apply": {
+        "": lambda: live_arguments(0, torch.tensor([1, 900]), torch.ones(2, 4), torch.tensor([2]))
+    },
+    "file_rows": {"": lambda: live_arguments(0, torch.tensor([1, 900]), 4, False)},
+    "file_counts": {"": lambda: file_arguments(3)},
     "file_ids": {"": lambda: file_arguments(1, list(file_tables().sizes().values())[1])},
     "file_pages": {
         "": lambda: (torch.arange(70), torch.arange(70 * 60).to(torch.uint8).reshape(70, 60), 7),

@@ -409,17 +409,32 @@ dynemb::serve_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights,
     def test_row_files(self) -> None:
         self.assertExpectedInline(
             listing(
-                "file_open", "file_close", "file_lookup", "file_ids", "file_stats", "file_pages"
+                "file_open",
+                "file_make_live",
+                "file_close",
+                "file_lookup",
+                "file_ids",
+                "file_stats",
+                "file_pages",
+                "file_apply",
+                "file_rows",
+                "file_counts",
             ),
             """\
 dynemb::file_open(Tensor file) -> ()
+dynemb::file_make_live(Tensor file, Tensor meta, int[] headroom) -> ()
 dynemb::file_close(Tensor file) -> ()
 dynemb::file_lookup(Tensor file, Tensor tables, Tensor meta, Tensor init_data, Tensor ids,
     Tensor offsets, Tensor? per_sample_weights, int[] feature_tables, int[] feature_dims,
     int pooling) -> (Tensor output, Tensor missing)
 dynemb::file_ids(Tensor file, int table, int ids) -> Tensor
 dynemb::file_stats(Tensor file) -> Tensor
-dynemb::file_pages(Tensor ids, Tensor packed, int crc) -> Tensor""",
+dynemb::file_pages(Tensor ids, Tensor packed, int crc) -> Tensor
+dynemb::file_apply(Tensor file, int table, Tensor ids, Tensor values, Tensor erased) ->
+    Tensor
+dynemb::file_rows(Tensor file, int table, Tensor ids, int columns, bool quantized) -> (Tensor
+    rows, Tensor found)
+dynemb::file_counts(Tensor file, int tables) -> Tensor""",
         )
 
     def test_tiers(self) -> None:

@@ -29,6 +29,12 @@ def live_package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     return Package(path, make_live_package(path))
 
 
+@pytest.fixture(scope="session")
+def file_package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    path = tmp_path_factory.mktemp("served_file") / "package"
+    return Package(path, make_live_package(path, headroom=110, in_file=True))
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """Directory in which processes share tables."""

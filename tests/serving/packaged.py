@@ -74,16 +74,24 @@ def make_package(folder: Path) -> nn.Module:
     return frozen
 
 
-def make_live_package(folder: Path) -> nn.Module:
+def make_live_package(
+    folder: Path, *, headroom: int = HEADROOM, in_file: bool = False
+) -> nn.Module:
     """Writes a package with rows to update, and beside it the checkpoint that is its base.
+
+    Args:
+        folder: of the package.
+        headroom: of each table.
+        in_file: rows lie in a file.
 
     Returns:
         The frozen model that the package was made of.
     """
     model = small_model(many=10)
     td.checkpoint.save(base_of(folder), model)
-    frozen = td.freeze(model)
-    export(frozen, folder, headroom=HEADROOM, base=base_of(folder))
+    storage = td.SSDStore(folder.with_name("rows"), cache="50%") if in_file else None
+    frozen = td.freeze(model, storage=storage)
+    export(frozen, folder, headroom=headroom, base=base_of(folder))
     return frozen
 
 

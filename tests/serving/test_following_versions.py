@@ -47,10 +47,12 @@ def program() -> Path:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("place", ["live_package", "file_package"])
 def test_each_commit_is_a_version_with_the_bits_of_the_trainer(
-    live_package: Package, program: Path, tmp_path: Path
+    place: str, program: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     log = tmp_path / "log"
+    live_package: Package = request.getfixturevalue(place)
     model, publisher = new_trainer(live_package, log, segment_bytes=10_000)
     expected = {VERSION: sum_of(answer(model, inputs()))}
     with publisher, versions_program.following(program, live_package.path, log) as follower:

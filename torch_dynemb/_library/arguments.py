@@ -128,6 +128,7 @@ _LEAST = {
     **dict.fromkeys(("feature_policies", "updated_tables", "weighted", "ragged", "size"), 0),
     **dict.fromkeys(("dtype", "level", "table_buckets", "slab_rows"), 0),
     **dict.fromkeys(("slab", "limit", "ahead", "formats"), 0),
+    **dict.fromkeys(("tables", "columns", "headroom"), 0),
     "samples": 0,
     "most": 1,
     "optimizer": -1,
@@ -190,7 +191,16 @@ _IN_HOST_MEMORY = {
         (op, name): _SERVES_HOST for op in _SERVING_OPS for name in ("buckets", "tables", "weights")
     },
     ("serve_apply_", "free"): _SERVES_HOST,
-    **{(f"file_{op}", "file"): _READS_FILES for op in ("open", "close", "stats", "ids", "lookup")},
+    **{
+        (f"file_{op}", "file"): _READS_FILES
+        for op in (
+            *("open", "close", "stats", "ids", "lookup"),
+            *("make_live", "apply", "rows", "counts"),
+        )
+    },
+    ("file_make_live", "meta"): _READS_FILES,
+    **{("file_apply", name): _READS_FILES for name in ("ids", "values", "erased")},
+    ("file_rows", "ids"): _READS_FILES,
     **{("file_lookup", name): _READS_FILES for name in ("tables", "meta", "init_data")},
     **{("file_pages", name): _READS_FILES for name in ("ids", "packed")},
     **{

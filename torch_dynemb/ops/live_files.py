@@ -36,7 +36,7 @@ class FileCounts(NamedTuple):
 
 @raises_typed_errors
 def file_make_live(file: Tensor, meta: Tensor, headroom: Sequence[int]) -> None:
-    """Make live tables of a file; they end with :func:`file_close`.
+    """Make live tables of a file, or note one more user. Call :func:`file_close` as often.
 
     Args:
         file: int64 [519], which names the file and an instance that no other live tables have.

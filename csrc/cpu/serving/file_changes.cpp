@@ -116,6 +116,12 @@ LiveFile::LiveFile(std::string first, const RowFile& file, const int64_t* meta,
   }
 }
 
+std::vector<int64_t> LiveFile::headroom() const {
+  std::vector<int64_t> result;
+  for (const auto& table : tables) result.push_back(table->headroom);
+  return result;
+}
+
 FileChanges::FileChanges(std::shared_ptr<LiveFile> live, const RowFile& file)
     : live_(std::move(live)) {
   int64_t bytes = 0, ids = 0;

@@ -49,6 +49,7 @@ struct LiveFile {
 
   LiveFile(std::string path, const RowFile& file, const int64_t* meta,
            const std::vector<int64_t>& headroom);
+  std::vector<int64_t> headroom() const;
 
   const std::string path;  // of the first file
   std::vector<std::unique_ptr<Table>> tables;

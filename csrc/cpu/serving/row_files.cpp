@@ -142,12 +142,15 @@ void file_make_live(Tensor file, Tensor meta, std::vector<int64_t> headroom) {
   }
   auto live = std::make_shared<LiveFile>(rows->path(), *rows,
                                          static_cast<const int64_t*>(meta.data_ptr()), headroom);
-  OpenedRows made{rows, std::make_shared<FileChanges>(std::move(live), *rows)};
+  const OpenedRows made{rows, std::make_shared<FileChanges>(std::move(live), *rows)};
   OpenRowFiles& all = open_files();
   const std::lock_guard<std::mutex> lock(all.lock);
-  const bool is_new = all.files.try_emplace(key, OpenFile{std::move(made), 1, forks()}).second;
-  DYNEMB_CHECK(is_new, "dynemb::", op, ": file has the instance ", key.instance,
-               " of other live tables");
+  const auto [found, is_new] = all.files.try_emplace(key, OpenFile{made, 0, forks()});
+  DYNEMB_CHECK(is_new || (found->second.forks == forks() && found->second.rows.changes != nullptr &&
+                          found->second.rows.changes->live().headroom() == headroom),
+               "dynemb::", op, ": file has the instance ", key.instance,
+               " of live tables with other headroom, or of another process");
+  ++found->second.holders;
 }
 
 void file_close(Tensor file) {
