@@ -136,18 +136,26 @@ class LiveTables {
     const std::lock_guard<std::mutex> lock(writing_);
     const c10::InferenceMode guard;
     for (const LiveChange& change : changes) check(change);
-    std::vector<Undo> undo;
+    std::vector<Reversal> reversals;
     try {
-      for (const LiveChange& change : changes) {
-        if (change.ids.numel() == 0 && change.removed.numel() == 0) continue;
-        const auto [group, number] = find("follow", change.table);
-        if (group->file.defined()) undo.push_back(undo_of(*group, number, change));
-        update_alone(*group, number, change.ids, change.rows, change.removed);
+      // those that a full disk may refuse come first
+      for (const bool in_file : {true, false}) {
+        for (const LiveChange& change : changes) {
+          const auto [group, number] = find("follow", change.table);
+          if (group->file.defined() != in_file) continue;
+          if (change.ids.numel() == 0 && change.removed.numel() == 0) continue;
+          if (!in_file) {
+            update_alone(*group, number, change.ids, change.rows, change.removed);
+            continue;
+          }
+          Reversal reversal = reversal_of(*group, number, change);
+          update_alone(*group, number, change.ids, change.rows, change.removed);
+          reversals.push_back(std::move(reversal));
+        }
       }
-    } catch (...) {  // no disk has space for a file with changes, for instance
-      if (!undo.empty()) undo.pop_back();  // the last one has changed nothing
-      for (; !undo.empty(); undo.pop_back()) {
-        const Undo& of = undo.back();
+    } catch (...) {
+      for (; !reversals.empty(); reversals.pop_back()) {
+        const Reversal& of = reversals.back();
         apply_stored(*of.group, of.number, of.ids, of.rows, of.erased);
       }
       throw;
@@ -199,7 +207,7 @@ class LiveTables {
   };
 
   // Rows as they were before a change.
-  struct Undo {
+  struct Reversal {
     const Group* group;
     int64_t number;
     at::Tensor ids, rows, erased;
@@ -258,7 +266,7 @@ class LiveTables {
     return {count[0], count[1], count[2]};
   }
 
-  static Undo undo_of(const Group& group, int64_t number, const LiveChange& change) {
+  static Reversal reversal_of(const Group& group, int64_t number, const LiveChange& change) {
     const at::Tensor both = at::cat({change.ids, change.removed});
     const at::Tensor ids = std::get<0>(at::_unique(both));
     const Storage storage = group.storage_of(number);

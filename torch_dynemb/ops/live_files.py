@@ -67,7 +67,7 @@ def file_apply(file: Tensor, table: int, ids: Tensor, values: Tensor, erased: Te
     Raises:
         RuntimeError: an argument does not fit the tables, or has a padding id or a row that the
             format cannot hold; or a file with the changes cannot be written.
-        DiskFullError: there is no space for it.
+        DiskFullError: the disk is full.
         DamagedStoreError: the index is damaged.
         InUseError: another thread is updating these tables. Nothing has changed then.
     """

@@ -34,9 +34,10 @@ def live(
     The copy is that of :func:`torch_dynemb.freeze`, with :class:`LiveTables` as its tables. A model
     that was frozen with ``storage=`` keeps its rows in their files, and changes in memory. When a
     table's headroom is full, its file is written anew with them, without a name, for this process
-    alone. Only
-    one thread at a time may call their :meth:`LiveTables.update` and :meth:`LiveTables.erase`. Any
-    number may run the model meanwhile: as it is, exported by ``torch.export``, or packaged by
+    alone.
+
+    Only one thread at a time may call their :meth:`LiveTables.update` and :meth:`LiveTables.erase`.
+    Any number may run the model meanwhile: as it is, exported by ``torch.export``, or packaged by
     AOTInductor with the tables as constants that the user manages. The dense state changes by
     commits of a delta log only (:func:`torch_dynemb.delta_log.follow`).
 
@@ -45,7 +46,7 @@ def live(
             change.
         headroom: how many more ids each table may have: a number for all, or by table name.
             Addresses are reserved for them; memory is taken when it is used. With rows in files,
-            how many changed or new ids of a table are kept in memory, and how many removed ones; an
+            how many changed or new ids of a table are kept in memory, and how many removed ones. An
             update or a commit of more is refused.
         rows: format of rows, a key of ``torch_dynemb.ops.LIVE_FORMATS``; None: as they are. Rows in
             files keep their format.

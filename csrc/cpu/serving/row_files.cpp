@@ -177,9 +177,10 @@ Tensor file_stats(Tensor file) {
 
 Tensor file_ids(Tensor file, int64_t table, int64_t ids) {
   const auto [rows, changes] = opened("file_ids", file, 0);
-  DYNEMB_CHECK(changes == nullptr,
-               "dynemb::file_ids: file names live tables, whose ids change: list those of the "
-               "tables from which they were made");
+  DYNEMB_CHECK(
+      changes == nullptr,
+      "dynemb::file_ids: file names live tables, which list no ids: list those of the tables "
+      "from which they were made");
   const auto tables = static_cast<int64_t>(rows->tables().size());
   DYNEMB_CHECK(table >= 0 && table < tables, "dynemb::file_ids: table is ", table,
                ", expected 0 to ", tables - 1);
