@@ -2,8 +2,9 @@
 
 One table, D=64 float32; 256 x 10 ids a call, drawn by popularity, all known; caches of 5, 25 and
 100 % of the rows. RocksDB has as many bytes of cache, and reads rows alone; it is left out if
-librocksdb-dev is missing. Then the first answer of a process, and, where a cgroup of version 1 can
-be made, a process with a tenth of the rows' memory.
+librocksdb-dev is missing. Then live tables: lookups with changes in memory, and beside a thread
+that updates rows, so that the file is written anew; ids updated a second. Then the first answer of
+a process, and, where a cgroup of version 1 can be made, a process with a tenth of the rows' memory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -29,6 +32,7 @@ from served.calls import Calls, medians, percentiles_99
 from torch import Tensor, nn
 
 import torch_dynemb as td
+from torch_dynemb import serving
 
 BENCH = "file_rows"
 DIM, BATCH, LENGTH = 64, 256, 10
@@ -37,10 +41,14 @@ MEMORY, PEER = "rows in memory", "RocksDB"
 WARM_UP = 2  # rounds
 THREADS = 8  # of RocksDB; 1 and 32 are slower
 FIRST = "seconds from an empty process's model to its first answer"
+UPDATED = "updates, Zipf 1.05, 25 % cached"
+UNCHANGED = "rows in a file that do not change"
+HEADROOM = 0.05  # of the ids
+MOST_CHANGED = 1024  # ids of an update
 LIMITED = "memory a tenth of the file, Zipf 1.05"
 CGROUPS = Path("/sys/fs/cgroup/memory")
 LEAST_BYTES = 48 << 20  # for the process itself
-CASES = 2 * 2 * len(EXPONENTS) * len(CACHED) + 2 + 4
+CASES = 2 * 2 * len(EXPONENTS) * len(CACHED) + 8 + 2 + 4
 
 
 class Tables:
@@ -134,6 +142,88 @@ def lookups(
             yield compare(BENCH, f"{case}, {name}", both[0], peer, both[1], **missed)
 
 
+class Updates(threading.Thread):
+    """A writer of a live table, which makes one update after another until it ends.
+
+    Args:
+        live: the table.
+        tables: of its rows.
+        changed: ids of an update.
+    """
+
+    def __init__(self, live: serving.LiveTables, tables: Tables, changed: int) -> None:
+        super().__init__()
+        self._live, self._tables, self._changed = live, tables, changed
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        """Update rows that are drawn by their popularity."""
+        numbers = ZipfNumbers(len(self._tables.ids), seed=2, exponent=EXPONENTS[0])
+        while not self._ending.is_set():
+            self.update(numbers.draw(self._changed))
+
+    def update(self, numbers: Tensor) -> None:
+        """Make one update."""
+        self._live.update("rows", self._tables.ids[numbers], self._tables.values[numbers])
+
+    def end(self) -> None:
+        """Wait for the last update."""
+        self._ending.set()
+        self.join()
+
+
+def updated(tables: Tables, rounds: int, calls: int) -> Iterator[Row]:
+    """Yield lookups in live tables, and the rate of updates."""
+    frozen = tables.in_file(CACHED[1])
+    count = len(tables.ids)
+    changed = min(MOST_CHANGED, count // 20)
+    headroom = max(int(HEADROOM * count), 2 * changed)
+    live = serving.live(frozen, headroom=headroom)
+    (of,) = serving.live_tables(live).values()
+    updates = Updates(of, tables, changed)
+    shuffled = torch.randperm(count)
+    for part in shuffled[: headroom // 2].split(changed):
+        updates.update(part)
+    numbers = ZipfNumbers(count, seed=1, exponent=EXPONENTS[0])
+    asked = [
+        tables.ids[numbers.draw(BATCH * LENGTH)] for _ in range(2 * calls * (rounds + WARM_UP))
+    ]
+    asked, later = asked[::2], asked[1::2]
+    timed = {
+        "ours": Calls(Requests(asked, live), calls),
+        UNCHANGED: Calls(Requests(asked, frozen), calls),
+    }
+    interleave_rounds(timed, rounds=rounds, warmup=WARM_UP)
+    beside = Calls(Requests(later, live), calls)
+    written = of.stats().files
+    updates.start()
+    interleave_rounds({"ours": beside}, rounds=rounds, warmup=WARM_UP)
+    updates.end()
+    written = of.stats().files - written
+    for name, percentile in (("p50", medians), ("p99", percentiles_99)):
+        both = [percentile(timed[one].rounds[WARM_UP:]) for one in ("ours", UNCHANGED)]
+        yield compare(
+            BENCH, f"{UPDATED}: half of the headroom, {name}", both[0], UNCHANGED, both[1]
+        )
+        taken = percentile(beside.rounds[WARM_UP:])
+        yield compare(BENCH, f"{UPDATED}: beside a writer, {name}", taken, None, None)
+    yield quantity(BENCH, f"{UPDATED}: files written beside these lookups", written, "files")
+    in_memory, anew = list[float](), list[float]()
+    for part in shuffled.split(changed):
+        before, begin = of.stats().files, time.perf_counter()
+        updates.update(part)
+        taken_s = time.perf_counter() - begin
+        (in_memory if of.stats().files == before else anew).append(taken_s)
+    rate = changed * len(in_memory) / sum(in_memory)
+    yield quantity(BENCH, f"{UPDATED}: ids into memory", rate, "a second")
+    if anew:
+        size = tables.values.nbytes / 1e6
+        seconds = sum(anew) / len(anew)
+        yield quantity(BENCH, f"{UPDATED}: a file written anew", seconds, "s", megabytes=size)
+        whole = changed * (len(in_memory) + len(anew)) / (sum(in_memory) + sum(anew))
+        yield quantity(BENCH, f"{UPDATED}: ids in all", whole, "a second")
+
+
 def first_answers(tables: Tables) -> Iterator[Row]:
     """Yield the time to open a copy and answer, in a file and in memory."""
     frozen = tables.in_file(0.05)
@@ -176,6 +266,9 @@ def measured(folder: Path, ids: int, rounds: int, calls: int, only: list[str]) -
             if is_selected(only, f"Zipf {exponent:g}, {100 * cached:g} % cached", PEER):
                 yield from lookups(tables, exponent, cached, rounds, calls)
                 gc.collect()
+    if is_selected(only, UPDATED, UNCHANGED):
+        yield from updated(tables, rounds, calls)
+        gc.collect()
     if is_selected(only, FIRST, MEMORY):
         yield from first_answers(tables)
     if os.access(CGROUPS, os.W_OK) and is_selected(only, LIMITED, MEMORY):

@@ -22,6 +22,7 @@ OUTPUT = ROOT / "build" / "interleavings"
 # Each with the sources that it is linked with, below csrc/cpu. The scenes of a program follow.
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "cache_slots": ("storage/find_slots.cpp",),
+    "changed_table": ("serving/changed_table.cpp", "serving/live_writer.cpp"),
     "copy_on_write": ("rows/copy_on_write.cpp",),
     "eviction": (),
     "index_lookup": ("index/moving_entries.cpp",),
@@ -32,6 +33,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
 }
 SCENES = (
     *("cache_slots", "copy_on_write", "eviction", "index_lookup"),
+    *("changed_table known", "changed_table removed", "changed_table fresh"),
     *("live_table updates", "live_table takes-over", "live_table rehashes"),
     *("one_writer ops", "one_writer moves", "scores few", "scores full", "versions"),
 )

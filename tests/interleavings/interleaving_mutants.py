@@ -54,6 +54,8 @@ FOREIGN_HANDLE = "an id has the handle of another"
 EMPTY = "a bucket that was full seems to have an empty slot"
 ONE_WRITER = "cpu/index/one_writer.cpp"
 VERSIONS = ("versions", "serving/versioned_model.h")
+CHANGES = "cpu/serving/changed_table.cpp"
+GONE_BACK = "a row of before an update that has ended, or that was read"
 STD_RELEASE, STD_RELAXED = "std::memory_order_release", "std::memory_order_relaxed"
 STD_ACQUIRE = "std::memory_order_acquire"
 MUTANTS = (
@@ -182,6 +184,26 @@ MUTANTS = (
         "  acquire_fence();\n  // a rehash may have cleared",
         "  if (!MUTANT) acquire_fence();\n  // a rehash may have cleared",
         TORN,
+    ),
+    Mutant(
+        "a reader does not look among removed ids again",
+        *("changed_table known", CHANGES),
+        "return look_among_removed(ChangedId::kRead);",
+        "return MUTANT || look_among_removed(ChangedId::kRead);",
+        GONE_BACK,
+    ),
+    Mutant(
+        "a reader does not look among removed ids first",
+        *("changed_table removed", CHANGES),
+        "if (!look_among_removed(ChangedId::kAskFile)) return false;",
+        "if (!MUTANT && !look_among_removed(ChangedId::kAskFile)) return false;",
+        GONE_BACK,
+    ),
+    Mutant(
+        "readers are not told of the first removed id",
+        *("changed_table removed", CHANGES),
+        *_without("any_removed.store(true, std::memory_order_release);"),
+        GONE_BACK,
     ),
     Mutant(
         "a reader does not look whether there was a rehash",

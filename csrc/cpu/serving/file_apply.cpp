@@ -45,7 +45,7 @@ Tensor file_apply(Tensor file, int64_t table, Tensor ids, Tensor values, Tensor 
   }
   check_in_host_memory(op, "values", values);
   const LiveFile::Table& of = *live->tables[table];
-  const PackedRows packed(op, rows.changes->format_of(table), table, ids, values,
+  const PackedRows packed(op, rows.changes->table(table).changed.table(), table, ids, values,
                           of.has_padding ? &of.padding_id : nullptr);
   const LiveUpdate update{static_cast<const int64_t*>(ids.data_ptr()), ids.numel(), packed.data(),
                           static_cast<const int64_t*>(erased.data_ptr()), erased.numel()};

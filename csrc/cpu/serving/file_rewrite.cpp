@@ -123,7 +123,7 @@ NewTable planned(const char* op, RowFile& file, const FileChanges& changes, int6
   NewTable plan{old,
                 std::vector<bool>(static_cast<size_t>(old.rows)),
                 std::vector<bool>(static_cast<size_t>(old.rows)),
-                changes.changed(t),
+                changes.table(t).changed_rows(),
                 {},
                 {}};
   const int64_t* line = file.whole_index(t);
@@ -133,7 +133,7 @@ NewTable planned(const char* op, RowFile& file, const FileChanges& changes, int6
       if (stored > 0 && stored <= old.rows) plan.used[static_cast<size_t>(stored - 1)] = true;
     }
   }
-  const std::vector<int64_t> removed = changes.removed(t);
+  const std::vector<int64_t> removed = changes.table(t).removed_ids();
   std::vector<int64_t> rows(removed.size());
   check_damage(
       op, file.find(t, salt, removed.data(), static_cast<int64_t>(removed.size()), rows.data()));
