@@ -58,6 +58,7 @@ BENCHMARKS = (
     "serving_load",
     "remote_rows",
     "file_rows",
+    "shared_tables",
     "quantized_rows",
     "ops",
 )

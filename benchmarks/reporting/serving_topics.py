@@ -95,3 +95,66 @@ FILE_ROWS = Table(
         for cached in (5, 25, 100)
     ),
 )
+
+
+def _updated(case: str, shows: str, peer: str = "") -> Cell:
+    name = f"updates, Zipf 1.05, 25 % cached: {case}"
+    return Cell("file_rows", (f"{name}, p50", f"{name}, p99"), peer, shows, "ms")
+
+
+def _updates(case: str, unit: str, scale: float = 1.0) -> Cell:
+    name = f"updates, Zipf 1.05, 25 % cached: {case}"
+    return Cell("file_rows", (name,), "", "value", unit, scale)
+
+
+_UNCHANGED = "rows in a file that do not change"
+LIVE_FILES = Table(
+    "live-files",
+    "The same at Zipf 1.05 and 25 %, with changes of 5 % of the ids in memory",
+    ("live tables", "rows that do not change"),
+    (
+        (
+            "lookups, half of the headroom in use: p50 / p99",
+            (
+                _updated("half of the headroom", "ours_ms", _UNCHANGED),
+                _updated("half of the headroom", "peer_ms", _UNCHANGED),
+            ),
+        ),
+        (
+            "lookups beside a thread that updates: p50 / p99",
+            (_updated("beside a writer", "ours_ms"), None),
+        ),
+        ("updates into memory, 1,000 ids a second", (_updates("ids into memory", "", 1e-3), None)),
+        ("a file written anew", (_updates("a file written anew", "s"), None)),
+        ("updates in all, 1,000 ids a second", (_updates("ids in all", "", 1e-3), None)),
+    ),
+)
+
+
+def _shared(case: str, unit: str, scale: float = 1.0) -> list[Cell | None]:
+    return [
+        Cell("shared_tables", (case,), "tables of its own", shows, unit, scale)
+        for shows in ("ours_ms", "peer_ms")
+    ]
+
+
+SHARED_TABLES = Table(
+    "shared-tables",
+    "Three processes, one package of 2 M rows of 64 float32",
+    ("`shared_memory=`", "tables of its own"),
+    (
+        (
+            "memory of all (sum of `Pss`, torch's own included)",
+            [
+                Cell("shared_tables", (f"memory of 3 processes, {how}",), "", "value", "MiB")
+                for how in ("shared", "each its own")
+            ],
+        ),
+        (
+            "second process, `load` to the first answer",
+            _shared("second process, load to the first answer", "ms"),
+        ),
+        ("256 bags of 20 ids, p50", _shared("256 bags of 20, p50", "µs", 1e3)),
+        ("one id, p50", _shared("1 bags of 1, p50", "µs", 1e3)),
+    ),
+)

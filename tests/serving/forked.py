@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import torch
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -20,6 +22,7 @@ def forked(work: Callable[[], object]) -> int:
     if pid == 0:
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            torch.set_num_threads(1)  # those of OpenMP have not come along: it would wait for them
             work()
             os._exit(0)
         except BaseException:

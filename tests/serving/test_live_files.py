@@ -242,10 +242,13 @@ def test_a_file_that_cannot_be_written_changes_nothing(twin: Twin, tmp_path: Pat
 
 def test_wrong_updates_change_nothing(twin: Twin) -> None:
     tables, rows = twin.tables, twin.draw(61, 8)
+    none = torch.tensor([], dtype=torch.int64)
+    twin.update("a", torch.arange(300, 350), twin.draw(50, 8), none)
     with pytest.raises(serving.NoHeadroomError, match=r"'a' keeps changes of 60 ids.* removes 61"):
         tables.update("a", torch.arange(100, 161), rows)
     with pytest.raises(serving.NoHeadroomError, match=r"'a' keeps changes of 60 ids.* removes 70"):
         tables.erase("a", torch.arange(100, 170))
+    assert tables.stats().files == 0  # a file with the changes would not help
     with pytest.raises(RuntimeError, match="the padding id of table 'b'"):
         tables.update("b", torch.tensor([1, PADDING]), rows[:2])
     with pytest.raises(ValueError, match=r"rows has shape \(2, 8\), expected \(2, 6\)"):

@@ -127,7 +127,7 @@ bool ChangedTable::read(const int64_t* ids, int64_t count, char* to, int64_t str
   return look_among_removed(ChangedId::kRead);
 }
 
-LiveOutcome ChangedTable::apply(
+ChangeOutcome ChangedTable::apply(
     const LiveUpdate& update,
     const std::function<std::vector<bool>(const std::vector<int64_t>&)>& in_file) {
   std::vector<int64_t> given(update.ids, update.ids + update.count);
@@ -146,7 +146,7 @@ LiveOutcome ChangedTable::apply(
       dropped.push_back(gone[i]);
     }
   }
-  LiveOutcome outcome{};
+  ChangeOutcome outcome{};
   std::vector<int64_t> shown;  // removed ids that come back
   int64_t fresh = 0;           // ids that need a row here
   const std::vector<bool> given_in_file = in_file(given);
@@ -163,6 +163,7 @@ LiveOutcome ChangedTable::apply(
   outcome.updated = update.count - outcome.inserted;
   outcome.erased = count(hidden) + count(dropped);
   outcome.wanted = std::max(changed.size() + fresh, removed.size() + count(hidden));
+  outcome.wanted_alone = std::max(count(given), outcome.erased);
   outcome.free = headroom;
   if (outcome.wanted > outcome.free) return outcome;
   if (!hidden.empty()) {

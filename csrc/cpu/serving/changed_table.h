@@ -38,12 +38,15 @@ class OwnedLiveTable {
 // Where a reader goes on to look for an id.
 enum class ChangedId : uint8_t { kAskFile = 0, kRemoved, kRead };
 
+struct ChangeOutcome : LiveOutcome {
+  int64_t wanted_alone;  // rows that the update needs if no other changes are in memory
+};
+
 struct ChangedTable {
   ChangedTable(int64_t ids, Storage format, int64_t dim, uint64_t salt);
   static int64_t bytes_of(int64_t headroom, Storage format, int64_t dim);
 
-  // For the writer: whether there are changes; ids with rows; removed ids of the file.
-  bool has_any() const { return changed.size() + removed.size() > 0; }
+  // For the writer: ids with rows; removed ids of the file.
   std::vector<std::pair<int64_t, const char*>> changed_rows() const;
   std::vector<int64_t> removed_ids() const;
 
@@ -54,8 +57,8 @@ struct ChangedTable {
   // For one thread at a time: removes ids, then writes rows of others, as apply_live does. If
   // `wanted` exceeds `free` in the outcome, nothing has changed. `in_file`: whether the file has
   // each of some ids.
-  LiveOutcome apply(const LiveUpdate& update,
-                    const std::function<std::vector<bool>(const std::vector<int64_t>&)>& in_file);
+  ChangeOutcome apply(const LiveUpdate& update,
+                      const std::function<std::vector<bool>(const std::vector<int64_t>&)>& in_file);
 
   const int64_t headroom;
   OwnedLiveTable changed, removed;

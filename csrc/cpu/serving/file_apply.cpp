@@ -1,8 +1,10 @@
 // file_apply, file_rows, file_counts: live tables with rows in a file.
 #include <torch/csrc/stable/library.h>
 
+#include <chrono>
 #include <cstring>
 #include <mutex>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -25,6 +27,17 @@ void check_table(const char* op, int64_t table, const RowFile& file) {
   const auto tables = static_cast<int64_t>(file.tables().size());
   DYNEMB_CHECK(table >= 0 && table < tables, "dynemb::", op, ": table is ", table,
                ", expected 0 to ", tables - 1);
+}
+
+// Waits until lookups that have the earlier file have ended, so that this thread frees it, its
+// index and its place on the disk, and no lookup takes the time for that. Not forever: a reader may
+// have been stopped.
+void await_readers(const std::shared_ptr<RowFile>& earlier) {
+  constexpr auto kPause = std::chrono::microseconds(200);
+  constexpr int kMostPauses = 5000;
+  for (int k = 0; k < kMostPauses && earlier.use_count() > 1; ++k) {
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 // If the changes in memory leave too little room, the file is written anew with them, and they
@@ -51,12 +64,14 @@ Tensor file_apply(Tensor file, int64_t table, Tensor ids, Tensor values, Tensor 
                           static_cast<const int64_t*>(erased.data_ptr()), erased.numel()};
   rows.file->check_size(op);
   const WithoutInterpreterLock unlocked;
-  LiveOutcome outcome = rows.changes->apply(*rows.file, table, update);
-  const bool has_changes = rows.changes->has_any();
-  if (outcome.wanted > outcome.free && has_changes) {
+  ChangeOutcome outcome = rows.changes->apply(*rows.file, table, update);
+  if (outcome.wanted_alone > outcome.free) {
+    outcome.wanted = outcome.wanted_alone;
+  } else if (outcome.wanted > outcome.free) {
     auto none = std::make_shared<FileChanges>(live, *rows.file);
     const OpenedRows anew{write_anew(op, *rows.file, *rows.changes), std::move(none)};
     replace_live_rows(op, file, anew);
+    await_readers(rows.file);
     outcome = anew.changes->apply(*anew.file, table, update);
   }
   return outcome_counts(outcome);

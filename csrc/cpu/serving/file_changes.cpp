@@ -46,18 +46,13 @@ FileChanges::FileChanges(std::shared_ptr<LiveFile> live, const RowFile& file)
   }
 }
 
-bool FileChanges::has_any() const {
-  return std::any_of(tables_.begin(), tables_.end(),
-                     [](const auto& table) { return table->has_any(); });
-}
-
 void FileChanges::read(int64_t table, const int64_t* ids, int64_t count, char* to, int64_t stride,
                        ChangedId* state) const {
   DYNEMB_CHECK(tables_[table]->read(ids, count, to, stride, state), "dynemb: the changes of table ",
                table, " in memory are damaged: load the package, or make the model live, again");
 }
 
-LiveOutcome FileChanges::apply(RowFile& file, int64_t table, const LiveUpdate& update) {
+ChangeOutcome FileChanges::apply(RowFile& file, int64_t table, const LiveUpdate& update) {
   LiveFile::Table& live = *live_->tables[table];
   const auto in_file = [&](const std::vector<int64_t>& ids) {
     std::vector<int64_t> rows(ids.size());
@@ -68,7 +63,7 @@ LiveOutcome FileChanges::apply(RowFile& file, int64_t table, const LiveUpdate& u
     for (const int64_t row : rows) found.push_back(row >= 0);
     return found;
   };
-  const LiveOutcome outcome = tables_[table]->apply(update, in_file);
+  const ChangeOutcome outcome = tables_[table]->apply(update, in_file);
   if (outcome.wanted > outcome.free) return outcome;
   live.ids += outcome.inserted - outcome.erased;
   ++live.updates;

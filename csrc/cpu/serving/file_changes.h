@@ -37,7 +37,6 @@ class FileChanges {
 
   LiveFile& live() const { return *live_; }
   const std::shared_ptr<LiveFile>& shared_live() const { return live_; }
-  bool has_any() const;  // for the writer
   const ChangedTable& table(int64_t number) const { return *tables_[number]; }
 
   // As ChangedTable::read; raises if the changes are damaged.
@@ -45,7 +44,7 @@ class FileChanges {
             ChangedId* state) const;
 
   // As ChangedTable::apply. Raises if the file's index is damaged; nothing has changed.
-  LiveOutcome apply(RowFile& file, int64_t table, const LiveUpdate& update);
+  ChangeOutcome apply(RowFile& file, int64_t table, const LiveUpdate& update);
 
  private:
   const std::shared_ptr<LiveFile> live_;

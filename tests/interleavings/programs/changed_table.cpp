@@ -32,7 +32,7 @@ void update(int64_t id) {
   const bool removes = version == kMissing;
   const LiveUpdate of =
       removes ? LiveUpdate{nullptr, 0, nullptr, &id, 1} : LiveUpdate{&id, 1, packed, nullptr, 0};
-  const LiveOutcome done = table->apply(of, [](const std::vector<int64_t>& ids) {
+  const ChangeOutcome done = table->apply(of, [](const std::vector<int64_t>& ids) {
     std::vector<bool> found;
     for (const int64_t one : ids) found.push_back(one < kInFile);
     return found;
