@@ -432,8 +432,8 @@ dynemb::file_stats(Tensor file) -> Tensor
 dynemb::file_pages(Tensor ids, Tensor packed, int crc) -> Tensor
 dynemb::file_apply(Tensor file, int table, Tensor ids, Tensor values, Tensor erased) ->
     Tensor
-dynemb::file_rows(Tensor file, int table, Tensor ids, int columns, bool quantized) -> (Tensor
-    rows, Tensor found)
+dynemb::file_rows(Tensor file, int table, Tensor ids, int columns, bool quantized) ->
+    (Tensor rows, Tensor found)
 dynemb::file_counts(Tensor file, int tables) -> Tensor""",
         )
 
