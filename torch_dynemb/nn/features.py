@@ -268,9 +268,10 @@ def keyed_ids(
         KeyError, TypeError, ValueError: as :func:`group_ids`.
     """
     keys = list(features.keys())
-    if any(name not in keys for name in names):
+    places = {name: place for place, name in enumerate(keys)}
+    if keys != names and any(name not in places for name in names):
         raise _missing(owner, names, keys)
-    if len(set(keys)) != len(keys):
+    if len(places) != len(keys):
         raise ValueError(f"{owner}: keys of features are {keys}, expected every key once")
     variable_stride = getattr(features, "variable_stride_per_key", None)
     if variable_stride is not None and variable_stride():
@@ -294,7 +295,7 @@ def keyed_ids(
         ids, offsets = ops.ids_concat([ids], bags=offsets.shape[0] - 1, offsets=[offsets])
     if keys == names:
         return GroupedIds(ids, offsets, weights)
-    return _reordered([keys.index(name) for name in names], GroupedIds(ids, offsets, weights), keys)
+    return _reordered([places[name] for name in names], GroupedIds(ids, offsets, weights), keys)
 
 
 def _reordered(chosen: list[int], given: GroupedIds, keys: list[str]) -> GroupedIds:

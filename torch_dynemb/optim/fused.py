@@ -126,10 +126,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             }
             for name in names
         ]
-        super().__init__(groups, config.hyper())
+        # torch compares the parameters of each group with those of all before it
+        super().__init__(groups[:1], config.hyper())
         self.param_groups: list[dict[str, Any]] = [
             ParamGroup(group, hyper[table], config.hyper_columns)
-            for table, group in enumerate(self.param_groups)
+            for table, group in enumerate([*self.param_groups, *groups[1:]])
         ]
         self._complete = True
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch_dynemb.argument_checks import flag, integer
@@ -57,12 +59,10 @@ class GroupConfig:
     optimizer_code: int = field(init=False)
 
     def __post_init__(self) -> None:
-        names = self.names
-        for name in names:
-            if names.count(name) > 1:
+        for name, count in Counter(self.names).items():
+            if count > 1:
                 raise ValueError(
-                    f"TableGroup: {names.count(name)} tables are named {name!r}: give each "
-                    "another name"
+                    f"TableGroup: {count} tables are named {name!r}: give each another name"
                 )
         slabs = sorted({table.slab for table in self.tables}, key=lambda slab: slab.order)
         object.__setattr__(self, "slabs", tuple(slabs))
@@ -82,7 +82,7 @@ class GroupConfig:
         """Names of the tables."""
         return [table.name for table in self.tables]
 
-    @property
+    @cached_property
     def split_slabs(self) -> list[int]:
         """Numbers of the slabs with a ``HostStore``: their rows may lie in host memory."""
         beyond = {table.slab for table in self.tables if isinstance(table.storage, HostStore)}
@@ -93,7 +93,7 @@ class GroupConfig:
         """Whether a GPU caches the rows of ``split_slabs``."""
         return isinstance(self.storage, HostStore) and self.storage.cache_size is not None
 
-    @property
+    @cached_property
     def keeps_time(self) -> bool:
         """Whether a table stores timestamps, expiry times or counts that decay by seconds."""
         words = self.layout.score_words
