@@ -326,9 +326,7 @@ DYNEMB_DEFINE_OPS(m) {
   host.def("file_make_live(Tensor file, Tensor meta, int[] headroom) -> ()");
   host.def(
       "file_apply(Tensor file, int table, Tensor ids, Tensor values, Tensor erased) -> Tensor");
-  host.def(
-      "file_rows(Tensor file, int table, Tensor ids, int columns, bool quantized) "
-      "-> (Tensor rows, Tensor found)");
+  host.def("file_room(Tensor file, int table, Tensor ids, Tensor erased, bool write) -> Tensor");
   host.def("file_counts(Tensor file, int tables) -> Tensor");
   host.def("file_close(Tensor file) -> ()");
   host.def(

@@ -14,7 +14,7 @@ _STORE = "it works on the files of an open store: tiers.py times those"
 _OF_FILES = "opens, closes, lists or updates a file: file_rows.py times its lookups and updates"
 LEFT_OUT = {
     **dict.fromkeys(("file_open", "file_close", "file_stats", "file_ids"), _OF_FILES),
-    **dict.fromkeys(("file_make_live", "file_apply", "file_rows", "file_counts"), _OF_FILES),
+    **dict.fromkeys(("file_make_live", "file_apply", "file_room", "file_counts"), _OF_FILES),
     **dict.fromkeys(
         (
             *("simd_level", "set_simd_level", "store_io_paths", "end_step_"),

@@ -3,14 +3,10 @@
 #pragma once
 
 #include <ATen/Tensor.h>
-#include <ATen/ops/_unique.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isin.h>
-#include <ATen/ops/nonzero.h>
 #include <c10/core/InferenceMode.h>
 
-#include <algorithm>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -136,29 +132,15 @@ class LiveTables {
     const std::lock_guard<std::mutex> lock(writing_);
     const c10::InferenceMode guard;
     for (const LiveChange& change : changes) check(change);
-    std::vector<Reversal> reversals;
-    try {
-      // those that a full disk may refuse come first
-      for (const bool in_file : {true, false}) {
-        for (const LiveChange& change : changes) {
-          const auto [group, number] = find("follow", change.table);
-          if (group->file.defined() != in_file) continue;
-          if (change.ids.numel() == 0 && change.removed.numel() == 0) continue;
-          if (!in_file) {
-            update_alone(*group, number, change.ids, change.rows, change.removed);
-            continue;
-          }
-          Reversal reversal = reversal_of(*group, number, change);
-          update_alone(*group, number, change.ids, change.rows, change.removed);
-          reversals.push_back(std::move(reversal));
-        }
-      }
-    } catch (...) {
-      for (; !reversals.empty(); reversals.pop_back()) {
-        const Reversal& of = reversals.back();
-        apply_stored(*of.group, of.number, of.ids, of.rows, of.erased);
-      }
-      throw;
+    for (const LiveChange& change : changes) {
+      const auto [group, number] = find("follow", change.table);
+      if (group->file.defined()) check_room(*group, number, change, /*write=*/true);
+    }
+    // nothing refuses them now
+    for (const LiveChange& change : changes) {
+      if (change.ids.numel() == 0 && change.removed.numel() == 0) continue;
+      const auto [group, number] = find("follow", change.table);
+      update_alone(*group, number, change.ids, change.rows, change.removed);
     }
   }
 
@@ -204,13 +186,6 @@ class LiveTables {
     Storage storage_of(int64_t table) const {
       return static_cast<Storage>(formats.at(file.defined() ? table : meta_of(table, kMetaSlab)));
     }
-  };
-
-  // Rows as they were before a change.
-  struct Reversal {
-    const Group* group;
-    int64_t number;
-    at::Tensor ids, rows, erased;
   };
 
   std::pair<const Group*, int64_t> find(const char* method, const std::string& table) const {
@@ -266,20 +241,17 @@ class LiveTables {
     return {count[0], count[1], count[2]};
   }
 
-  static Reversal reversal_of(const Group& group, int64_t number, const LiveChange& change) {
-    const at::Tensor both = at::cat({change.ids, change.removed});
-    const at::Tensor ids = std::get<0>(at::_unique(both));
-    const Storage storage = group.storage_of(number);
-    const int64_t dim = group.meta_of(number, kMetaDim);
-    const bool quantized = is_quantized(storage);
-    const int64_t columns = quantized ? live_value_bytes(storage, dim) : dim;
-    const auto read =
-        detail::call_all("dynemb::file_rows", group.file, number, ids, columns, quantized);
-    const at::Tensor found = read.at(1).toTensor();
-    const at::Tensor there = at::nonzero(found).squeeze(1);
-    const at::Tensor absent = at::nonzero(found.logical_not()).squeeze(1);
-    return {&group, number, ids.index_select(0, there),
-            read.at(0).toTensor().index_select(0, there), ids.index_select(0, absent)};
+  // Throws NoHeadroom if a change does not fit into memory beside a file; `write`: makes room for
+  // it.
+  static void check_room(const Group& group, int64_t number, const LiveChange& change, bool write) {
+    const at::Tensor counts =
+        detail::call("dynemb::file_room", group.file, number, change.ids.contiguous(),
+                     change.removed.contiguous(), write)
+            .toTensor();
+    const int64_t* count = counts.const_data_ptr<int64_t>();
+    if (count[3] > count[4]) {
+      throw NoHeadroom(change.table, count[3], count[4], /*in_file=*/true);
+    }
   }
 
   // Rows as the op takes them: those of a log with rows="int8" as they are, if the table stores
@@ -311,10 +283,7 @@ class LiveTables {
                                "model that is published");
     }
     if (group->file.defined()) {
-      const int64_t room =
-          group->file_counts().const_data_ptr<int64_t>()[number * kFileCounts + kHeadroom];
-      const int64_t wanted = std::max(change.ids.numel(), change.removed.numel());
-      if (wanted > room) throw NoHeadroom(change.table, wanted, room, /*in_file=*/true);
+      check_room(*group, number, change, /*write=*/false);
     } else if (const int64_t free = free_rows(*group, number); change.ids.numel() > free) {
       // an id in both lists keeps its row
       const at::Tensor removed =

@@ -75,7 +75,7 @@ CASES: dict[str, dict[str, Case]] = {
     "file_apply": {
         "": lambda: live_arguments(0, torch.tensor([1, 900]), torch.ones(2, 4), torch.tensor([2]))
     },
-    "file_rows": {"": lambda: live_arguments(0, torch.tensor([1, 900]), 4, False)},
+    "file_room": {"": lambda: live_arguments(0, torch.tensor([1, 900]), torch.tensor([2]), True)},
     "file_counts": {"": lambda: file_arguments(3)},
     "file_ids": {"": lambda: file_arguments(1, list(file_tables().sizes().values())[1])},
     "file_pages": {

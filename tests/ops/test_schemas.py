@@ -417,7 +417,7 @@ dynemb::serve_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights,
                 "file_stats",
                 "file_pages",
                 "file_apply",
-                "file_rows",
+                "file_room",
                 "file_counts",
             ),
             """\
@@ -432,8 +432,7 @@ dynemb::file_stats(Tensor file) -> Tensor
 dynemb::file_pages(Tensor ids, Tensor packed, int crc) -> Tensor
 dynemb::file_apply(Tensor file, int table, Tensor ids, Tensor values, Tensor erased) ->
     Tensor
-dynemb::file_rows(Tensor file, int table, Tensor ids, int columns, bool quantized) ->
-    (Tensor rows, Tensor found)
+dynemb::file_room(Tensor file, int table, Tensor ids, Tensor erased, bool write) -> Tensor
 dynemb::file_counts(Tensor file, int tables) -> Tensor""",
         )
 

@@ -233,7 +233,8 @@ def test_an_unknown_benchmark_is_named(
         "NAME='speed': expected one of index, train_step, growth, scale, overhead, dlrm, "
         "two_ranks, lifecycle, assign, optimizers, retrieval, torchrec_step, replica_sync, "
         "scale_out, feature_ops, ragged, dcp_load, live_resharding, checkpoint, delta, freshness, "
-        "tiers, live_serving, serving, serving_load, remote_rows, file_rows, quantized_rows, ops"
+        "tiers, live_serving, serving, serving_load, remote_rows, file_rows, shared_tables, "
+        "quantized_rows, ops"
     )
     assert expected in capsys.readouterr().err
 

@@ -40,7 +40,6 @@ OF_FILES = (
 COMPOSED = {  # the words are those of another message, or of a function that is called here
     "dynemb::{}{}{}",
     "dynemb::{}: {}",
-    "dynemb::file_lookup: {}",
     "dynemb: {}",
     "dynemb::{}: {} (found by the GPU in an earlier call, reported by {}){}",
     "{}",

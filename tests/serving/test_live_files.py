@@ -9,6 +9,7 @@ import pickle
 import resource
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from publishing import INPUTS, answer, new_trainer, publish, train
+from quick_packages import QUICK
 from seeding import seeded
 from test_following_packages import assert_same
-from torch import Tensor
+from torch import Tensor, nn
+from torch._inductor import config
 
 import torch_dynemb as td
 from torch_dynemb import delta_log, ops, serving
-from torch_dynemb.errors import DamagedStoreError, ForkedProcessError, InUseError
+from torch_dynemb.errors import DamagedStoreError, ForkedProcessError
 
 if TYPE_CHECKING:
     from conftest import Package
@@ -276,26 +279,34 @@ def test_rows_that_a_format_cannot_hold(tmp_path: Path) -> None:
     twin.check()
 
 
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    twin = Twin(tmp_path, headroom=4000)
-    refused, stop = list[InUseError](), threading.Event()
+def test_writers_take_turns(twin: Twin) -> None:
+    def write(number: int) -> None:
+        for step in range(20):
+            ids = torch.arange(30) + 10_000 * number + 10 * step
+            twin.tables.update("a", ids, torch.full((30, 8), float(number)))
 
-    def write() -> None:
-        while not stop.is_set():
-            try:
-                twin.tables.update("a", torch.arange(3000), torch.ones(3000, 8))
-            except InUseError as error:
-                refused.append(error)
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(write, number) for number in (1, 2, 3)]:
+            done.result()
+    assert twin.tables.sizes()["a"] == len(twin.rows["a"]) + 3 * 220
+    for number in (1, 2, 3):
+        rows = twin.read("a", torch.arange(220) + 10_000 * number)
+        assert bool((rows == number).all())
 
-    threads = [threading.Thread(target=write) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    while not refused and any(thread.is_alive() for thread in threads):
-        pass
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert "let the threads take turns" in str(refused[0])
+
+def test_the_cache_grows_with_the_tables(tmp_path: Path) -> None:
+    bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), name="ads")
+    storage = td.SSDStore(tmp_path / "rows", cache="1MB")
+    model = serving.live(td.freeze(bag, storage=storage), headroom=500)
+    for begin in range(0, 4000, 500):
+        ids = torch.arange(begin, begin + 500)
+        model.frozen_tables.update("ads", ids, ids[:, None].expand(500, 4).float())
+    asked = torch.arange(3000)[:, None]
+    for _ in range(2):
+        before = model.frozen_tables.stats()
+        assert torch.equal(model(asked), asked.expand(3000, 4).float())
+    after = model.frozen_tables.stats()
+    assert after.misses - before.misses < 2000
 
 
 def test_a_damaged_row_stays_an_error_until_it_is_updated(tmp_path: Path) -> None:
@@ -380,40 +391,126 @@ def test_a_model_follows_a_log(tmp_path: Path) -> None:
         assert follower.sequence == 12
 
 
-def test_a_commit_that_fails_half_way_leaves_all_tables(tmp_path: Path) -> None:
-    twin = Twin(tmp_path)
-    names = {name: name for name in DIMS}
-    trained = td.DynamicEmbeddingBagCollection(
-        [td.TableConfig("a", 8), td.TableConfig("b", 8), td.TableConfig("c", 6)],
-        optimizer=td.SGD(lr=0.1),
-    )
-    log = delta_log.DeltaLog(tmp_path / "log")
-    log.attach(trained)
-    follower = delta_log.follow(tmp_path / "log", twin.model)
-    for count, ids in ((40, torch.arange(100, 140)), (30, torch.arange(180, 210))):
-        given = {name: twin.draw(count, dim) for name, dim in DIMS.items()}
-        for name in names:
-            trained.group.insert_or_assign(name, ids, given[name])
-        trained.group.insert_or_assign("c", ids + 1000, twin.draw(count, 6)[:, :6])
-        trained.group.erase("c", ids + 1000)
-        log.publish()
-        log.flush()
-        if count == 40:
-            follower.update()
-            for name, rows in given.items():
-                twin.rows[name] |= dict(zip(ids.tolist(), rows, strict=True))
-            twin.check()
-    # the first table has room for it in memory once another one was written anew
-    twin.update("a", torch.arange(100, 110), twin.draw(10, 8), torch.tensor([120]))
-    with largest_file(4096), pytest.raises(RuntimeError, match="too large"):
-        follower.update()
+class Trained:
+    """A trainer of the tables of a twin, which follows its log."""
+
+    def __init__(self, twin: Twin, folder: Path) -> None:
+        self.twin = twin
+        self.bags = td.DynamicEmbeddingBagCollection(
+            [td.TableConfig(name, dim) for name, dim in DIMS.items()], optimizer=td.SGD(lr=0.1)
+        )
+        for name, rows in twin.rows.items():
+            ids = torch.tensor([*rows])
+            self.bags.group.insert_or_assign(name, ids, torch.stack([*rows.values()]))
+        self.log = delta_log.DeltaLog(folder / "log")
+        self.log.attach(self.bags)
+        self.follower = delta_log.follow(folder / "log", twin.model)
+
+    def commit(self, changed: dict[str, Tensor], removed: dict[str, Tensor]) -> None:
+        """Publish rows of ids and removals, and keep what the twin has after it."""
+        self.after = {name: dict(rows) for name, rows in self.twin.rows.items()}
+        for name, ids in changed.items():
+            rows = self.twin.draw(len(ids), DIMS[name])
+            self.bags.group.insert_or_assign(name, ids, rows)
+            self.after[name] |= dict(zip(ids.tolist(), rows, strict=True))
+        for name, ids in removed.items():
+            self.bags.group.erase(name, ids)
+            for id in ids.tolist():
+                self.after[name].pop(id, None)
+        self.log.publish()
+        self.log.flush()
+
+    def take(self) -> None:
+        self.follower.update()
+        self.twin.rows = self.after
+        self.twin.check()
+
+
+@pytest.fixture
+def trained(twin: Twin, tmp_path: Path) -> Iterator[Trained]:
+    trained = Trained(twin, tmp_path)
+    with trained.log:
+        yield trained
+
+
+@pytest.mark.parametrize("full", [*DIMS])
+def test_a_commit_that_finds_no_disk_leaves_all_tables(trained: Trained, full: str) -> None:
+    """One table has no room in memory; the others have room for the commit, and not for more."""
+    twin, none = trained.twin, torch.tensor([], dtype=torch.int64)
+    twin.update(full, torch.arange(300, 350), twin.draw(50, DIMS[full]), none)
+    changed = {name: torch.arange(100, 140 + number) for number, name in enumerate(DIMS)}
+    trained.commit(changed, {name: torch.arange(180, 220) for name in DIMS})
+    for _ in range(2):
+        with largest_file(4096), pytest.raises(RuntimeError, match="too large"):
+            trained.follower.update()
+        twin.check()
+        assert trained.follower.sequence == 0
+    trained.take()
+    trained.commit({"b": torch.arange(10, 70)}, {"a": torch.arange(100, 150)})
+    trained.take()
+
+
+def test_another_thread_updates_beside_a_follower(trained: Trained) -> None:
+    twin, stop = trained.twin, threading.Event()
+    other = torch.arange(9000, 9030)
+
+    def write() -> None:
+        while not stop.is_set():
+            twin.tables.update("a", other, torch.full((30, 8), 7.0))
+
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(write)
+        try:
+            for step in range(10):
+                ids = torch.randperm(IDS)[:50] + 100
+                trained.commit(dict.fromkeys(DIMS, ids), {"b": torch.arange(10) + 700 + step})
+                trained.follower.update()
+                twin.rows = trained.after
+        finally:
+            stop.set()
+        writer.result()
+    twin.rows["a"] |= dict.fromkeys(other.tolist(), torch.full((8,), 7.0))
     twin.check()
-    assert follower.sequence == 1
-    follower.update()
-    for name, rows in given.items():
-        twin.rows[name] |= dict(zip(ids.tolist(), rows, strict=True))
-    twin.check()
-    log.close()
+
+
+def test_the_model_runs_while_a_commit_is_written(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = trained.twin
+    given = {name: torch.arange(100, 140).reshape(4, 10) for name in DIMS}
+    before, ran = twin.model(given), list[Tensor]()
+    room = ops.file_room
+
+    def slow(*arguments: Any, write: bool) -> Any:
+        if write:  # another thread, which takes no turn of this one
+            with ThreadPoolExecutor(1) as pool:
+                ran.append(pool.submit(twin.model, given).result(60))
+        return room(*arguments, write=write)
+
+    monkeypatch.setattr(ops, "file_room", slow)
+    trained.commit({"a": torch.arange(100, 120)}, {})
+    trained.take()
+    assert torch.equal(ran[0], before)
+    assert not torch.equal(twin.model(given), before)
+
+
+def test_commits_of_ids_that_are_not_there_and_of_damaged_rows(
+    trained: Trained, tmp_path: Path
+) -> None:
+    twin = trained.twin
+    many = torch.arange(50_000, 50_000 + 2 * HEADROOM)
+    for _ in range(2):
+        trained.bags.group.insert_or_assign("a", many, torch.ones(len(many), 8))
+        trained.bags.group.erase("a", many)
+        trained.commit({"c": torch.arange(100, 110)}, {})
+        trained.take()
+    row = twin.rows["c"][130].numpy().tobytes()
+    (path,) = (tmp_path / "rows").iterdir()
+    data = bytearray(path.read_bytes())
+    data[data.index(row)] ^= 1
+    path.write_bytes(data)
+    trained.commit({"a": torch.arange(200, 250), "c": torch.tensor([130])}, {})
+    trained.take()
 
 
 # -- packages ------------------------------------------------------------------------------------
@@ -432,14 +529,16 @@ def test_a_package_with_files_follows(
         ) as served,
         serving.load(file_package.path) as other,
     ):
-        first = answer(model)
+        first, uses = answer(model), 0
         for number in range(1, 8):
             train(model, number, dense=dense == "follow")
             publish(publisher)
             assert served.follower.update() == 1
             assert_same(served, model)
+            (stats,) = served.row_files().values()
+            assert stats.hits + stats.misses > uses
+            uses = stats.hits + stats.misses
             assert torch.equal(other.run(*INPUTS)[0], first[0])
-        (stats,) = served.row_files().values()
         assert stats.files > 0
         assert served.stats()["bags.u"].ids == model.bags.group.size(0)
         served.apply("bags.u", torch.tensor([3]), torch.ones(1, 8))
@@ -453,3 +552,31 @@ def test_a_package_with_files_follows(
     serving.live_tables(live)["bags.frozen_tables"].erase("u", torch.tensor([1]))
     with pytest.raises(RuntimeError, match="which lacks their updates: export the frozen model"):
         serving.export(live, tmp_path / "no", INPUTS)
+
+
+class Twice(nn.Module):
+    """A model with one module under two names."""
+
+    def __init__(self, bag: nn.Module) -> None:
+        super().__init__()
+        self.first = bag
+        self.second = self.first
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.first(ids) + self.second(ids + 1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("in_file", [False, True])
+def test_updates_of_a_module_with_two_names_arrive(tmp_path: Path, in_file: bool) -> None:
+    bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), name="ads")
+    bag.group.insert_or_assign("ads", torch.arange(50), torch.randn(50, 4))
+    storage = td.SSDStore(tmp_path / "rows") if in_file else None
+    frozen = td.freeze(Twice(bag), storage=storage)
+    asked = torch.tensor([[3], [7]])
+    with config.patch(QUICK):
+        serving.export(frozen, tmp_path / "package", (asked,), headroom=10)
+    with serving.load(tmp_path / "package") as served:
+        (name,) = served.stats()
+        served.apply(name, torch.tensor([3, 4, 7, 8]), torch.ones(4, 4))
+        assert torch.equal(served.run(asked), torch.full((2, 4), 2.0))

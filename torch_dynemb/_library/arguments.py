@@ -128,7 +128,7 @@ _LEAST = {
     **dict.fromkeys(("feature_policies", "updated_tables", "weighted", "ragged", "size"), 0),
     **dict.fromkeys(("dtype", "level", "table_buckets", "slab_rows"), 0),
     **dict.fromkeys(("slab", "limit", "ahead", "formats"), 0),
-    **dict.fromkeys(("tables", "columns", "headroom"), 0),
+    **dict.fromkeys(("tables", "headroom"), 0),
     "samples": 0,
     "most": 1,
     "optimizer": -1,
@@ -136,7 +136,7 @@ _LEAST = {
 # ops that apply an optimizer
 _UPDATE_OPS = ("embedding_backward_", "apply_grad_")
 # numbers without a least value, unlike those of the same name in other ops
-_ANY_NUMBER = (*((op, "optimizer") for op in _UPDATE_OPS),)
+_ANY_NUMBER = (*((op, "optimizer") for op in _UPDATE_OPS), ("ids_encode", "tables"))
 
 # ops with offsets that are never empty: the begin of each part, and the end of the last
 _NEVER_EMPTY = (
@@ -195,12 +195,12 @@ _IN_HOST_MEMORY = {
         (f"file_{op}", "file"): _READS_FILES
         for op in (
             *("open", "close", "stats", "ids", "lookup"),
-            *("make_live", "apply", "rows", "counts"),
+            *("make_live", "apply", "room", "counts"),
         )
     },
     ("file_make_live", "meta"): _READS_FILES,
     **{("file_apply", name): _READS_FILES for name in ("ids", "values", "erased")},
-    ("file_rows", "ids"): _READS_FILES,
+    **{("file_room", name): _READS_FILES for name in ("ids", "erased")},
     **{("file_lookup", name): _READS_FILES for name in ("tables", "meta", "init_data")},
     **{("file_pages", name): _READS_FILES for name in ("ids", "packed")},
     **{

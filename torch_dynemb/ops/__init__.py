@@ -34,7 +34,7 @@ from torch_dynemb.ops.live_files import (  # noqa: E402
     file_apply,
     file_counts,
     file_make_live,
-    file_rows,
+    file_room,
 )
 from torch_dynemb.ops.lookup import (  # noqa: E402
     RowLookup,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb._library.library import raises_typed_errors, register_fake
-from torch_dynemb.ops.serving import Applied, LiveRows
+from torch_dynemb.ops.serving import Applied
 
 
 class FileCounts(NamedTuple):
@@ -75,24 +75,18 @@ def file_apply(file: Tensor, table: int, ids: Tensor, values: Tensor, erased: Te
 
 
 @raises_typed_errors
-def file_rows(file: Tensor, ids: Tensor, *, table: int, columns: int, quantized: bool) -> LiveRows:
-    """Read rows as they are stored.
+def file_room(file: Tensor, table: int, ids: Tensor, erased: Tensor, *, write: bool) -> Applied:
+    """Return what :func:`file_apply` would do; the tables do not change for readers.
 
     Args:
-        file: as in :func:`file_make_live`.
-        ids: int64 [n].
-        table: number of the table.
-        columns: its columns; of quantized rows, their bytes.
-        quantized: whether its rows are quantized.
+        file, table, ids, erased: as in :func:`file_apply`.
+        write: whether the file is written anew if the changes in memory leave too little room, so
+            that the next update writes none.
 
-    Returns:
-        float32 [n, columns], of quantized rows uint8; and which ids are there.
-
-    Raises:
-        DamagedStoreError: a row or a part of the index is damaged.
-        RuntimeError: an argument does not fit the tables, or the file cannot be read.
+    Returns, Raises:
+        As :func:`file_apply`.
     """
-    return LiveRows(*torch.ops.dynemb.file_rows(file, table, ids, columns, quantized))
+    return Applied(*torch.ops.dynemb.file_room(file, table, ids, erased, write).tolist())
 
 
 @raises_typed_errors
@@ -118,13 +112,9 @@ def _file_apply_fake(
     return ids.new_empty((len(Applied._fields),))
 
 
-@register_fake("file_rows")
-def _file_rows_fake(
-    file: Tensor, table: int, ids: Tensor, columns: int, quantized: bool
-) -> tuple[Tensor, Tensor]:
-    dtype = torch.uint8 if quantized else torch.float32
-    found = ids.new_empty((ids.shape[0],), dtype=torch.bool)
-    return ids.new_empty((ids.shape[0], columns), dtype=dtype), found
+@register_fake("file_room")
+def _file_room_fake(file: Tensor, table: int, ids: Tensor, erased: Tensor, write: bool) -> Tensor:
+    return ids.new_empty((len(Applied._fields),))
 
 
 @register_fake("file_counts")
@@ -132,4 +122,4 @@ def _file_counts_fake(file: Tensor, tables: int) -> Tensor:
     return file.new_empty((tables, len(FileCounts._fields)))
 
 
-__all__ = ["FileCounts", "file_apply", "file_counts", "file_make_live", "file_rows"]
+__all__ = ["FileCounts", "file_apply", "file_counts", "file_make_live", "file_room"]

@@ -105,6 +105,12 @@ def check_named(file: Tensor, path: str | os.PathLike[str]) -> None:
         )
 
 
+def use_of(file: Tensor) -> tuple[int, ...]:
+    """Return the id and the instance in the tensor that names a file."""
+    _, *identity, _, _, _, instance = file[:_WORDS].tolist()
+    return *identity, instance
+
+
 def path_of(file: Tensor) -> str:
     """Return the path in the tensor that names a file."""
     words = file.tolist()
@@ -120,4 +126,5 @@ __all__ = [
     "new_identity",
     "new_instance",
     "path_of",
+    "use_of",
 ]

@@ -16,7 +16,7 @@ from torch_dynemb.argument_checks import table_number
 from torch_dynemb.delta_log.redis.rows import RedisRows
 from torch_dynemb.ops.columns import Meta, Table
 from torch_dynemb.ops.tensors import LookupBatch
-from torch_dynemb.serving.file_names import name_file, path_of
+from torch_dynemb.serving.file_names import name_file, path_of, use_of
 from torch_dynemb.serving.frozen_tables import FrozenTables, copied_index
 from torch_dynemb.serving.missing import CountedTables, note_missing
 from torch_dynemb.serving.remote_tables import RemoteTables
@@ -56,6 +56,11 @@ class OpenedFile:
         """Name of the file, without its folder."""
         return os.path.basename(path_of(self.file))
 
+    @property
+    def use(self) -> tuple[int, ...]:
+        """Words that other uses of the same rows and changes have, too."""
+        return use_of(self.file)
+
     def stats(self) -> ops.RowFileStats:
         """Return counts of the file in this process."""
         return ops.file_stats(self.file)
@@ -69,8 +74,9 @@ class OpenedFile:
     def _copied(self) -> Tensor:
         if self._live:
             raise TypeError(
-                "live tables with rows in a file cannot be copied or pickled: their changes are in "
-                "the memory of this process. Make live tables of the frozen model again"
+                "live tables with rows in a file cannot be copied, pickled or frozen: their "
+                "changes are in the memory of this process. Use the frozen model that they were "
+                "made of"
             )
         return self.file
 

@@ -27,6 +27,7 @@ from torch_dynemb.serving.whole_commits import (
     DenseChange,
     check_changes,
     dense_changes,
+    room_for,
     take_changes,
 )
 
@@ -48,7 +49,10 @@ class _LiveModel(WholeTarget):
 
     def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:
         changes = [change for _, change in self._changes(commit)]
-        with nullcontext() if self._turns is None else self._turns.alone():
+        with (
+            room_for(changes),  # files are written while the model runs
+            nullcontext() if self._turns is None else self._turns.alone(),
+        ):
             take_changes(changes, self._dense(commit), taken)
 
     def _dense(self, commit: Commit) -> list[DenseChange]:

@@ -38,10 +38,16 @@ class TableChange(NamedTuple):
         return self.delta.changed.ids.numel() == 0 and self.delta.removed.numel() == 0
 
 
-def check_room(change: TableChange) -> None:
-    """Raise NoHeadroomError if the rows of a commit do not fit."""
+def check_room(change: TableChange, *, make: bool = False) -> None:
+    """Raise NoHeadroomError if the rows of a commit do not fit.
+
+    Args:
+        change: of the commit.
+        make: make room for it, as :meth:`LiveState.check_room` does.
+    """
     state, table, delta = change
-    state.check_room(state.names.index(table), delta.changed.ids, delta.removed)
+    number = state.names.index(table)
+    state.check_room(number, delta.changed.ids, delta.removed, make=make)
 
 
 def check_values(change: TableChange) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -23,7 +24,8 @@ class LiveFileTables(UpdatedTables, FileTables):
     Changed rows, new ids and removed ids are kept in memory. When a table has no room for more of
     them, the update writes the file anew with them: beside the first one, without a name, for this
     process alone, and with the same rows in the cache. Lookups go on meanwhile, with the earlier
-    file, which ends with its last reader. What was updated ends with the process.
+    file, which ends with its last reader. What was updated ends with the process. Threads that
+    update take turns; a commit of a delta log is one turn.
 
     Args:
         source: the tables. Their file does not change.
@@ -58,9 +60,11 @@ class LiveFileTables(UpdatedTables, FileTables):
         self.dims: list[int] = meta[:, Meta.DIM].tolist()
         self._no_offsets = meta.new_empty(0)
         self._opened = OpenedFile(file, (meta, self.headroom))
+        self._writing = threading.RLock()
 
     def state(self) -> FileState:
-        return FileState(self.names, self.get_buffer("file"), self.get_buffer("meta"))
+        file, meta = self.get_buffer("file"), self.get_buffer("meta")
+        return FileState(self.names, file, meta, self._writing)
 
     def sizes(self) -> dict[str, int]:
         """Return the number of ids by table name."""

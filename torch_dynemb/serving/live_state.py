@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -95,22 +96,17 @@ class LiveState:
         """Return by table name the number of its updates."""
         raise NotImplementedError
 
-    def check_room(self, number: int, ids: Tensor, removed: Tensor) -> None:
+    def check_room(self, number: int, ids: Tensor, removed: Tensor, *, make: bool = False) -> None:
         """Raise NoHeadroomError if the rows of an update do not fit.
 
         Args:
             number: of the table.
             ids: int64 [n], with rows.
             removed: int64 [m].
-        """
-        raise NotImplementedError
+            make: the update follows, which must not fail: make room for it.
 
-    def stored_rows(self, number: int, ids: Tensor) -> ops.LiveRows:
-        """Read rows in the form in which :meth:`apply` takes them, to the bit.
-
-        Args:
-            number: of the table.
-            ids: int64 [n].
+        Raises:
+            DiskFullError, RuntimeError: rows in a file have to be written anew, which failed.
         """
         raise NotImplementedError
 
@@ -221,7 +217,7 @@ class MemoryState(LiveState):
     def _column(self, column: LiveTable) -> dict[str, int]:
         return dict(zip(self.names, self._tensors.tables[:, column].tolist(), strict=True))
 
-    def check_room(self, number: int, ids: Tensor, removed: Tensor) -> None:
+    def check_room(self, number: int, ids: Tensor, removed: Tensor, *, make: bool = False) -> None:
         free = self.free_rows()[self.names[number]]
         if ids.numel() <= free:
             return
@@ -237,6 +233,12 @@ class MemoryState(LiveState):
         return int(ops.serve_lookup(self._tensors, batch).missing.sum())
 
     def stored_rows(self, number: int, ids: Tensor) -> ops.LiveRows:
+        """Read rows in the form in which :meth:`apply` takes them, to the bit.
+
+        Args:
+            number: of the table.
+            ids: int64 [n].
+        """
         live, dim = self._tensors, self.dim_of(number)
         slab = int(live.meta[number, Meta.SLAB])
         if live.formats[slab] not in QUANTIZED:
@@ -262,11 +264,18 @@ class FileState(LiveState):
         names: of the tables.
         file: int64 [519], which names the file.
         meta: int64 [T, 16].
+        writing: held for an update, and by a commit for all of its updates.
     """
 
-    def __init__(self, names: list[str], file: Tensor, meta: Tensor) -> None:
+    def __init__(
+        self,
+        names: list[str],
+        file: Tensor,
+        meta: Tensor,
+        writing: AbstractContextManager[object],
+    ) -> None:
         super().__init__(names, meta)
-        self._file = file
+        self._file, self.writing = file, writing
         self._formats = self._counts().formats
 
     def _counts(self) -> ops.FileCounts:
@@ -285,11 +294,15 @@ class FileState(LiveState):
     def updates(self) -> dict[str, int]:
         return dict(zip(self.names, self._counts().updates, strict=True))
 
-    def check_room(self, number: int, ids: Tensor, removed: Tensor) -> None:
-        free = self.free_rows()[self.names[number]]
-        wanted = max(ids.numel(), removed.numel())
-        if wanted > free:
-            raise self.no_room(number, wanted=wanted, free=free)
+    def check_room(self, number: int, ids: Tensor, removed: Tensor, *, make: bool = False) -> None:
+        try:
+            with self.writing:
+                room = ops.file_room(self._file, number, ids, removed, write=make)
+        except RuntimeError as error:
+            name_tables(error, self.names)
+            raise
+        if room.wanted > room.free:
+            raise self.no_room(number, wanted=room.wanted, free=room.free)
 
     def no_room(self, number: int, *, wanted: int, free: int) -> NoHeadroomError:
         table = self.names[number]
@@ -302,14 +315,9 @@ class FileState(LiveState):
             free=free,
         )
 
-    def stored_rows(self, number: int, ids: Tensor) -> ops.LiveRows:
-        kind, dim = QUANTIZED.get(self.format_of(number)), self.dim_of(number)
-        columns = dim if kind is None else row_bytes(kind, dim)
-        quantized = kind is not None
-        return ops.file_rows(self._file, ids, table=number, columns=columns, quantized=quantized)
-
     def _apply(self, table: int, ids: Tensor, values: Tensor, erased: Tensor) -> ops.Applied:
-        return ops.file_apply(self._file, table, ids, values, erased)
+        with self.writing:
+            return ops.file_apply(self._file, table, ids, values, erased)
 
 
 def _checked_ids(owner: str, name: str, ids: object) -> Tensor:

@@ -128,8 +128,9 @@ class RowFolder:
     def cache_bytes(self, written: WrittenFile) -> int:
         """Return the part of the cache that one of the files gets."""
         rows = sum(file.rows for file in self._written)
-        total = sum(file.bytes for file in self._written)
-        return self.storage.cache_size.part(written.bytes, rows, total)
+        # one without rows, which may get some, counts a little
+        total = sum(max(1, file.bytes) for file in self._written)
+        return self.storage.cache_size.part(max(1, written.bytes), rows, total)
 
     def finish(self) -> None:
         """Wait until the names of the files are on the disk."""

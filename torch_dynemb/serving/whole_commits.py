@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch_dynemb.delta_log.targets import nothing
 from torch_dynemb.rows.whole_update import Call, apply_all
 from torch_dynemb.serving.live_commits import TableChange, check_room, check_values, take
+from torch_dynemb.serving.live_state import FileState, MemoryState
 
 
 class DenseChange(NamedTuple):
@@ -56,15 +58,42 @@ def check_changes(tables: Sequence[TableChange], dense: Sequence[DenseChange]) -
             )
 
 
+@contextmanager
+def room_for(tables: Sequence[TableChange]) -> Iterator[None]:
+    """Keep other threads from tables with rows in files, and make room in memory for a commit.
+
+    Nothing changes for readers. Afterwards such tables take the commit without an error.
+
+    Args:
+        tables: changes of tables.
+
+    Raises:
+        NoHeadroomError, DiskFullError, RuntimeError: there is no room for one of them.
+    """
+    locks = {id(lock): lock for of in tables if (lock := _lock_of(of)) is not None}
+    with ExitStack() as stack:
+        for _, lock in sorted(locks.items()):  # all threads in the same order
+            stack.enter_context(lock)
+        for change in tables:
+            if not change.empty:
+                check_room(change, make=True)
+        yield
+
+
+def _lock_of(change: TableChange) -> AbstractContextManager[object] | None:
+    return change.state.writing if isinstance(change.state, FileState) else None
+
+
 def take_changes(
     tables: Sequence[TableChange],
     dense: Sequence[DenseChange],
     taken: Callable[[], object] = nothing,
 ) -> None:
-    """Apply a checked commit, with signals deferred.
+    """Apply a checked commit within :func:`room_for`, with signals deferred.
 
-    The table with the most changes comes last. It takes them as a whole or not at all, so it needs
-    no copy of its rows for an error.
+    The table with the most changes comes last of those in memory. It takes them as a whole or not
+    at all, so it needs no copy of its rows for an error. Then come the ones with rows in files,
+    which have room.
 
     Args:
         tables: changes of tables.
@@ -75,12 +104,14 @@ def take_changes(
         Exception: raised by a table or tensor; all of them are as they were.
     """
     tables = sorted((change for change in tables if not change.empty), key=_size)
-    for change in tables:  # other updates may have taken the rows meanwhile
-        check_room(change)
+    files = [change for change in tables if isinstance(change.state, FileState)]
+    memory = [change for change in tables if not isinstance(change.state, FileState)]
     old = [change._replace(values=change.tensor.clone()) for change in dense]
     updates = [Call(partial(_copy, dense), partial(_copy, old))]
-    updates += [Call(partial(take, change), _undo_of(change)) for change in tables[:-1]]
-    updates += [Call(partial(take, change), nothing) for change in tables[-1:]]
+    updates += [Call(partial(take, change), _undo_of(change)) for change in memory[:-1]]
+    for change in memory[-1:]:
+        updates.append(Call(partial(take, change), _undo_of(change) if files else nothing))
+    updates += [Call(partial(take, change), nothing) for change in files]
     apply_all(updates, taken)
 
 
@@ -134,6 +165,7 @@ def _undo_of(change: TableChange) -> Callable[[], object]:
     padding = state.padding_of(number)
     ids = torch.cat([change.delta.changed.ids, change.delta.removed]).unique()
     ids = ids if padding is None else ids[ids != padding]
+    assert isinstance(state, MemoryState)
     rows, found = state.stored_rows(number, ids)
     return partial(state.apply, number, ids[found], rows[found], ids[~found])
 
@@ -145,4 +177,4 @@ def _copy(dense: Sequence[DenseChange]) -> None:
             tensor.copy_(values)
 
 
-__all__ = ["DenseChange", "check_changes", "dense_changes", "take_changes"]
+__all__ = ["DenseChange", "check_changes", "dense_changes", "room_for", "take_changes"]

@@ -39,6 +39,8 @@ bool read_into(const LiveTable& table, const int64_t* ids, int64_t count, Change
   return read_live<true>(table, ids, count, reinterpret_cast<char*>(slots.data()), sink) < 0;
 }
 
+int64_t count(const std::vector<int64_t>& ids) { return static_cast<int64_t>(ids.size()); }
+
 void sort_distinct(std::vector<int64_t>& ids) {
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
@@ -127,9 +129,9 @@ bool ChangedTable::read(const int64_t* ids, int64_t count, char* to, int64_t str
   return look_among_removed(ChangedId::kRead);
 }
 
-ChangeOutcome ChangedTable::apply(
+ChangePlan ChangedTable::plan(
     const LiveUpdate& update,
-    const std::function<std::vector<bool>(const std::vector<int64_t>&)>& in_file) {
+    const std::function<std::vector<bool>(const std::vector<int64_t>&)>& in_file) const {
   std::vector<int64_t> given(update.ids, update.ids + update.count);
   std::vector<int64_t> gone(update.erased, update.erased + update.erased_count);
   sort_distinct(given), sort_distinct(gone);
@@ -137,48 +139,48 @@ ChangeOutcome ChangedTable::apply(
                  gone.begin(), gone.end(),
                  [&](int64_t id) { return std::binary_search(given.begin(), given.end(), id); }),
              gone.end());
-  std::vector<int64_t> hidden, dropped;  // ids of the file, and ids that are here alone
+  ChangePlan plan{};
   const std::vector<bool> gone_in_file = in_file(gone);
   for (size_t i = 0; i < gone.size(); ++i) {
     if (gone_in_file[i]) {
-      if (!removed.has(gone[i])) hidden.push_back(gone[i]);
+      if (!removed.has(gone[i])) plan.hidden.push_back(gone[i]);
     } else if (changed.has(gone[i])) {
-      dropped.push_back(gone[i]);
+      plan.dropped.push_back(gone[i]);
     }
   }
-  ChangeOutcome outcome{};
-  std::vector<int64_t> shown;  // removed ids that come back
-  int64_t fresh = 0;           // ids that need a row here
+  LiveOutcome& outcome = plan.outcome;
+  int64_t fresh = 0;  // ids that need a row here
   const std::vector<bool> given_in_file = in_file(given);
   for (size_t i = 0; i < given.size(); ++i) {
     const bool is_here = changed.has(given[i]);
     const bool is_removed = given_in_file[i] && removed.has(given[i]);
     fresh += !is_here;
     outcome.inserted += is_removed || (!given_in_file[i] && !is_here);
-    if (is_removed) shown.push_back(given[i]);
+    if (is_removed) plan.shown.push_back(given[i]);
   }
-  const auto count = [](const std::vector<int64_t>& ids) {
-    return static_cast<int64_t>(ids.size());
-  };
   outcome.updated = update.count - outcome.inserted;
-  outcome.erased = count(hidden) + count(dropped);
-  outcome.wanted = std::max(changed.size() + fresh, removed.size() + count(hidden));
-  outcome.wanted_alone = std::max(count(given), outcome.erased);
+  outcome.erased = count(plan.hidden) + count(plan.dropped);
+  outcome.wanted =
+      std::max(changed.size() - count(plan.dropped) + fresh, removed.size() + count(plan.hidden));
   outcome.free = headroom;
-  if (outcome.wanted > outcome.free) return outcome;
-  if (!hidden.empty()) {
+  plan.wanted_alone = std::max(count(given), outcome.erased);
+  return plan;
+}
+
+void ChangedTable::apply(const LiveUpdate& update, const ChangePlan& plan) {
+  if (!plan.hidden.empty()) {
     any_removed.store(true, std::memory_order_release);
-    const std::vector<int64_t> no_rows(hidden.size() *
+    const std::vector<int64_t> no_rows(plan.hidden.size() *
                                        static_cast<size_t>(removed.table().row_words));
-    apply_live(removed.writer(), {hidden.data(), count(hidden), no_rows.data(), nullptr, 0});
+    apply_live(removed.writer(),
+               {plan.hidden.data(), count(plan.hidden), no_rows.data(), nullptr, 0});
   }
   if (update.count > 0) any_changed.store(true, std::memory_order_release);
   apply_live(changed.writer(),
-             {update.ids, update.count, update.packed, dropped.data(), count(dropped)});
-  if (!shown.empty()) {
-    apply_live(removed.writer(), {nullptr, 0, nullptr, shown.data(), count(shown)});
+             {update.ids, update.count, update.packed, plan.dropped.data(), count(plan.dropped)});
+  if (!plan.shown.empty()) {
+    apply_live(removed.writer(), {nullptr, 0, nullptr, plan.shown.data(), count(plan.shown)});
   }
-  return outcome;
 }
 
 std::vector<std::pair<int64_t, const char*>> ChangedTable::changed_rows() const {

@@ -38,8 +38,16 @@ class OwnedLiveTable {
 // Where a reader goes on to look for an id.
 enum class ChangedId : uint8_t { kAskFile = 0, kRemoved, kRead };
 
-struct ChangeOutcome : LiveOutcome {
-  int64_t wanted_alone;  // rows that the update needs if no other changes are in memory
+// What an update will do, if nothing else changes the table before.
+struct ChangePlan {
+  LiveOutcome outcome;           // `wanted`: ids in memory after it, changed or removed ones
+  int64_t wanted_alone;          // the same if no other changes are in memory
+  std::vector<int64_t> hidden;   // ids of the file that go
+  std::vector<int64_t> dropped;  // ids that are here alone and go
+  std::vector<int64_t> shown;    // removed ids that come back
+
+  bool fits() const { return outcome.wanted <= outcome.free; }
+  bool fits_alone() const { return wanted_alone <= outcome.free; }
 };
 
 struct ChangedTable {
@@ -54,11 +62,12 @@ struct ChangedTable {
   // if the table is damaged.
   bool read(const int64_t* ids, int64_t count, char* to, int64_t stride, ChangedId* state) const;
 
-  // For one thread at a time: removes ids, then writes rows of others, as apply_live does. If
-  // `wanted` exceeds `free` in the outcome, nothing has changed. `in_file`: whether the file has
-  // each of some ids.
-  ChangeOutcome apply(const LiveUpdate& update,
-                      const std::function<std::vector<bool>(const std::vector<int64_t>&)>& in_file);
+  // For one thread at a time: removes ids, then writes rows of others, as apply_live does.
+  // `in_file`: whether the file has each of some ids. The plan has to fit.
+  ChangePlan plan(
+      const LiveUpdate& update,
+      const std::function<std::vector<bool>(const std::vector<int64_t>&)>& in_file) const;
+  void apply(const LiveUpdate& update, const ChangePlan& plan);
 
   const int64_t headroom;
   OwnedLiveTable changed, removed;

@@ -1,22 +1,18 @@
-// file_apply, file_rows, file_counts: live tables with rows in a file.
+// file_apply, file_room, file_counts: live tables with rows in a file.
 #include <torch/csrc/stable/library.h>
 
 #include <chrono>
-#include <cstring>
+#include <memory>
 #include <mutex>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "arguments/storage.h"
 #include "core/runtime/check.h"
 #include "core/runtime/error_class.h"
-#include "cpu/rows/quantized_rows.h"
-#include "cpu/rows/storage.h"
 #include "cpu/runtime/interpreter_lock.h"
 #include "cpu/runtime/results.h"
-#include "cpu/serving/file_reader.h"
 #include "cpu/serving/live_codes.h"
 #include "cpu/serving/row_files.h"
 
@@ -40,82 +36,83 @@ void await_readers(const std::shared_ptr<RowFile>& earlier) {
   }
 }
 
-// If the changes in memory leave too little room, the file is written anew with them, and they
-// begin anew.
-Tensor file_apply(Tensor file, int64_t table, Tensor ids, Tensor values, Tensor erased) {
-  const char* op = "file_apply";
-  const auto live = live_rows(op, file).changes->shared_live();
-  const std::unique_lock<std::mutex> writing(live->writing, std::try_to_lock);
-  DYNEMB_CHECK(writing.owns_lock(), "dynemb::", op,
-               ": another thread is changing these tables: let the threads take turns",
-               kInUseError);
-  OpenedRows rows = live_rows(op, file);
-  check_table(op, table, *rows.file);
-  for (const auto& [name, tensor] : {std::pair{"ids", &ids}, std::pair{"erased", &erased}}) {
-    check_in_host_memory(op, name, *tensor);
-    check_words(op, name, *tensor);
-    check_id_limit(op, tensor->numel());
+// A call of the only thread that changes live tables.
+class Writer {
+ public:
+  Writer(const char* op, const Tensor& file, int64_t table, const Tensor& ids, const Tensor& erased)
+      : op_(op),
+        file_(file),
+        table_(table),
+        live_(live_rows(op, file).changes->shared_live()),
+        writing_(live_->writing, std::try_to_lock) {
+    DYNEMB_CHECK(writing_.owns_lock(), "dynemb::", op,
+                 ": another thread is changing these tables: let the threads take turns",
+                 kInUseError);
+    rows_ = live_rows(op, file);
+    check_table(op, table, *rows_.file);
+    for (const auto& [name, tensor] : {std::pair{"ids", &ids}, std::pair{"erased", &erased}}) {
+      check_in_host_memory(op, name, *tensor);
+      check_words(op, name, *tensor);
+      check_id_limit(op, tensor->numel());
+    }
+    rows_.file->check_size(op);
+    update = {static_cast<const int64_t*>(ids.data_ptr()), ids.numel(), nullptr,
+              static_cast<const int64_t*>(erased.data_ptr()), erased.numel()};
   }
-  check_in_host_memory(op, "values", values);
-  const LiveFile::Table& of = *live->tables[table];
-  const PackedRows packed(op, rows.changes->table(table).changed.table(), table, ids, values,
-                          of.has_padding ? &of.padding_id : nullptr);
-  const LiveUpdate update{static_cast<const int64_t*>(ids.data_ptr()), ids.numel(), packed.data(),
-                          static_cast<const int64_t*>(erased.data_ptr()), erased.numel()};
-  rows.file->check_size(op);
-  const WithoutInterpreterLock unlocked;
-  ChangeOutcome outcome = rows.changes->apply(*rows.file, table, update);
-  if (outcome.wanted_alone > outcome.free) {
-    outcome.wanted = outcome.wanted_alone;
-  } else if (outcome.wanted > outcome.free) {
-    auto none = std::make_shared<FileChanges>(live, *rows.file);
-    const OpenedRows anew{write_anew(op, *rows.file, *rows.changes), std::move(none)};
-    replace_live_rows(op, file, anew);
-    await_readers(rows.file);
-    outcome = anew.changes->apply(*anew.file, table, update);
+
+  const LiveFile::Table& live() const { return *live_->tables[table_]; }
+  const LiveTable& format() const { return rows_.changes->table(table_).changed.table(); }
+  ChangePlan plan() const { return rows_.changes->plan(*rows_.file, table_, update); }
+  // The same, with room for it: if the changes in memory leave too little, the file is written anew
+  // with them, and they begin anew.
+  ChangePlan plan_with_room() {
+    ChangePlan plan = this->plan();
+    if (plan.fits() || !plan.fits_alone()) return plan;
+    auto none = std::make_shared<FileChanges>(live_, *rows_.file);
+    OpenedRows anew{write_anew(op_, *rows_.file, *rows_.changes), std::move(none)};
+    replace_live_rows(op_, file_, anew);
+    std::swap(rows_, anew);
+    await_readers(anew.file);
+    return this->plan();
   }
+  void apply(const ChangePlan& plan) { rows_.changes->apply(table_, update, plan); }
+
+  LiveUpdate update{};
+
+ private:
+  const char* op_;
+  const Tensor& file_;
+  const int64_t table_;
+  const std::shared_ptr<LiveFile> live_;
+  const std::unique_lock<std::mutex> writing_;
+  OpenedRows rows_;
+};
+
+// With the ids that it changes or removes as the rows that are wanted.
+Tensor counts_of(const ChangePlan& plan) {
+  LiveOutcome outcome = plan.outcome;
+  outcome.wanted = plan.wanted_alone;
   return outcome_counts(outcome);
 }
 
-// Rows as file_apply takes them: uint8 of quantized rows, otherwise float32.
-std::tuple<Tensor, Tensor> file_rows(Tensor file, int64_t table, Tensor ids, int64_t columns,
-                                     bool quantized) {
-  const char* op = "file_rows";
-  const OpenedRows rows = live_rows(op, file);
-  check_table(op, table, *rows.file);
-  check_in_host_memory(op, "ids", ids);
-  check_words(op, "ids", ids);
-  check_id_limit(op, ids.numel());
-  const FileTable& of = rows.file->tables()[table];
-  const bool is_quantized_table = is_quantized(of.storage);
-  DYNEMB_CHECK(quantized == is_quantized_table, "dynemb::", op, ": quantized is ", quantized,
-               ", but the rows of table ", table, " are ", is_quantized_table ? "" : "not ",
-               "quantized");
-  const int64_t expected = quantized ? of.row_bytes : of.dim;
-  DYNEMB_CHECK(columns == expected, "dynemb::", op, ": columns is ", columns, ", expected ",
-               expected, ", those of table ", table);
-  rows.file->check_size(op);
-  const int64_t count = ids.numel();
-  CallRows read;
-  std::vector<uint64_t> salts;
-  for (const auto& live : rows.changes->live().tables) salts.push_back(live->salt);
-  read_rows(op, {*rows.file, rows.changes.get(), salts.data()},
-            {static_cast<const int64_t*>(ids.data_ptr()), count, {0, count}, {table}}, read);
-  Tensor result = zeros_cpu({count, columns}, quantized ? ScalarType::Byte : ScalarType::Float);
-  Tensor found = zeros_cpu({count}, ScalarType::Bool);
-  auto* out = static_cast<char*>(result.data_ptr());
-  const int64_t bytes = columns * (quantized ? 1 : static_cast<int64_t>(sizeof(float)));
-  for (int64_t i = 0; i < count; ++i, out += bytes) {
-    const char* row = read.row[i];
-    static_cast<bool*>(found.data_ptr())[i] = row != nullptr;
-    if (row == nullptr) continue;
-    if (quantized) {
-      std::memcpy(out, row, static_cast<size_t>(bytes));
-    } else {
-      load_row(of.storage, row, of.dim, reinterpret_cast<float*>(out));
-    }
-  }
-  return {result, found};
+Tensor file_apply(Tensor file, int64_t table, Tensor ids, Tensor values, Tensor erased) {
+  const char* op = "file_apply";
+  Writer writer(op, file, table, ids, erased);
+  check_in_host_memory(op, "values", values);
+  const PackedRows packed(op, writer.format(), table, ids, values,
+                          writer.live().has_padding ? &writer.live().padding_id : nullptr);
+  writer.update.packed = packed.data();
+  const WithoutInterpreterLock unlocked;
+  const ChangePlan plan = writer.plan_with_room();
+  if (plan.fits()) writer.apply(plan);
+  return counts_of(plan);
+}
+
+// Whether an update fits into memory; `write`: makes room for it.
+Tensor file_room(Tensor file, int64_t table, Tensor ids, Tensor erased, bool write) {
+  Writer writer("file_room", file, table, ids, erased);
+  const WithoutInterpreterLock unlocked;
+  return counts_of(write ? writer.plan_with_room() : writer.plan());
 }
 
 // Of each table: ids, headroom, updates, and the number of the rows' format.
@@ -141,7 +138,7 @@ Tensor file_counts(Tensor file, int64_t tables) {
 
 #define DYNEMB_LIVE_FILE_OPS                                 \
   m.impl("file_apply", TORCH_BOX(&dynemb::cpu::file_apply)); \
-  m.impl("file_rows", TORCH_BOX(&dynemb::cpu::file_rows));   \
+  m.impl("file_room", TORCH_BOX(&dynemb::cpu::file_room));   \
   m.impl("file_counts", TORCH_BOX(&dynemb::cpu::file_counts));
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m){DYNEMB_LIVE_FILE_OPS}

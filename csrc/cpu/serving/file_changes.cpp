@@ -4,8 +4,6 @@
 #include <utility>
 
 #include "core/runtime/check.h"
-#include "core/runtime/error_class.h"
-#include "cpu/memory/reserve.h"
 
 namespace dynemb::cpu {
 
@@ -28,17 +26,17 @@ std::vector<int64_t> LiveFile::headroom() const {
   return result;
 }
 
+int64_t FileChanges::bytes_of(const LiveFile& live, const RowFile& file) {
+  int64_t bytes = 0;
+  for (size_t t = 0; t < live.tables.size(); ++t) {
+    const FileTable& rows = file.tables()[t];
+    bytes += ChangedTable::bytes_of(live.tables[t]->headroom, rows.storage, rows.dim);
+  }
+  return bytes;
+}
+
 FileChanges::FileChanges(std::shared_ptr<LiveFile> live, const RowFile& file)
     : live_(std::move(live)) {
-  int64_t bytes = 0, ids = 0;
-  for (size_t t = 0; t < live_->tables.size(); ++t) {
-    const FileTable& rows = file.tables()[t];
-    bytes += ChangedTable::bytes_of(live_->tables[t]->headroom, rows.storage, rows.dim);
-    ids += live_->tables[t]->headroom;
-  }
-  DYNEMB_CHECK(has_available_memory(bytes), "dynemb: changes of ", ids, " ids take ", bytes,
-               " bytes of memory, which are not free: give the tables less headroom",
-               kHostMemoryError);
   for (size_t t = 0; t < live_->tables.size(); ++t) {
     const LiveFile::Table& of = *live_->tables[t];
     const FileTable& rows = file.tables()[t];
@@ -52,22 +50,24 @@ void FileChanges::read(int64_t table, const int64_t* ids, int64_t count, char* t
                table, " in memory are damaged: load the package, or make the model live, again");
 }
 
-ChangeOutcome FileChanges::apply(RowFile& file, int64_t table, const LiveUpdate& update) {
-  LiveFile::Table& live = *live_->tables[table];
+ChangePlan FileChanges::plan(RowFile& file, int64_t table, const LiveUpdate& update) const {
   const auto in_file = [&](const std::vector<int64_t>& ids) {
     std::vector<int64_t> rows(ids.size());
-    const std::string wrong =
-        file.find(table, live.salt, ids.data(), static_cast<int64_t>(ids.size()), rows.data());
-    DYNEMB_CHECK(wrong.empty(), "dynemb::file_apply: ", wrong);
+    const std::string wrong = file.find(table, live_->tables[table]->salt, ids.data(),
+                                        static_cast<int64_t>(ids.size()), rows.data());
+    DYNEMB_CHECK(wrong.empty(), "dynemb: ", wrong);
     std::vector<bool> found;
     for (const int64_t row : rows) found.push_back(row >= 0);
     return found;
   };
-  const ChangeOutcome outcome = tables_[table]->apply(update, in_file);
-  if (outcome.wanted > outcome.free) return outcome;
-  live.ids += outcome.inserted - outcome.erased;
+  return tables_[table]->plan(update, in_file);
+}
+
+void FileChanges::apply(int64_t table, const LiveUpdate& update, const ChangePlan& plan) {
+  tables_[table]->apply(update, plan);
+  LiveFile::Table& live = *live_->tables[table];
+  live.ids += plan.outcome.inserted - plan.outcome.erased;
   ++live.updates;
-  return outcome;
 }
 
 }  // namespace dynemb::cpu

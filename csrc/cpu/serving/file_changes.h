@@ -33,7 +33,10 @@ struct LiveFile {
 
 class FileChanges {
  public:
+  // Memory is taken when it is used. While a file is written anew, there are two of these, one of
+  // which is empty.
   FileChanges(std::shared_ptr<LiveFile> live, const RowFile& file);
+  static int64_t bytes_of(const LiveFile& live, const RowFile& file);
 
   LiveFile& live() const { return *live_; }
   const std::shared_ptr<LiveFile>& shared_live() const { return live_; }
@@ -43,8 +46,9 @@ class FileChanges {
   void read(int64_t table, const int64_t* ids, int64_t count, char* to, int64_t stride,
             ChangedId* state) const;
 
-  // As ChangedTable::apply. Raises if the file's index is damaged; nothing has changed.
-  ChangeOutcome apply(RowFile& file, int64_t table, const LiveUpdate& update);
+  // As those of ChangedTable; plan() raises if the file's index is damaged.
+  ChangePlan plan(RowFile& file, int64_t table, const LiveUpdate& update) const;
+  void apply(int64_t table, const LiveUpdate& update, const ChangePlan& plan);
 
  private:
   const std::shared_ptr<LiveFile> live_;

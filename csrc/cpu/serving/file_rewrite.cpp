@@ -51,7 +51,8 @@ class NamelessFile {
   int release() { return std::exchange(file_, -1); }
 
   void reserve(int64_t bytes) {
-    const int error = posix_fallocate(file_, 0, bytes);
+    int error = EINTR;
+    while (error == EINTR) error = posix_fallocate(file_, 0, bytes);
     if (error != 0) fail(error);
   }
   void write(const char* from, int64_t bytes, int64_t offset) {
@@ -173,6 +174,7 @@ void place(const FileTable& table, int64_t* lines, uint64_t salt, int64_t id, in
       return;
     }
   }
+  DYNEMB_CHECK(false, "dynemb: the index of a file has no slot for id ", id, kDamagedStoreError);
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ namespace {
 
 constexpr int64_t kBatchBytes = int64_t{1} << 20;  // of blocks that a call reads at a time
 constexpr int64_t kMostTables = 1 << 16;
+constexpr int64_t kMuchLarger = 2;
 constexpr int64_t kMostRows = int64_t{1} << 40;
 
 int open_file(const std::string& op, const std::string& path) {
@@ -38,7 +39,7 @@ int open_file(const std::string& op, const std::string& path) {
 
 RowFile::RowFile(const std::string& op, const std::string& path, RowFileUuid uuid,
                  int64_t cache_bytes, IoPath io)
-    : path_(path), io_(io), stats_(std::make_shared<RowFileStats>()) {
+    : path_(path), io_(io), cache_bytes_(cache_bytes), stats_(std::make_shared<RowFileStats>()) {
   file_ = open_file(op, path);
   try {
     map(op, uuid);
@@ -53,19 +54,24 @@ RowFile::RowFile(const std::string& op, const std::string& path, RowFileUuid uui
 RowFile::RowFile(const std::string& op, int file, RowFile& before)
     : path_(before.number_ > 0 ? before.path_ : before.path_ + ", as this process has changed it"),
       io_(before.io_),
+      cache_bytes_(before.cache_bytes_),
       file_(file),
       number_(before.number_ + 1),
       caches_(before.caches_),
       stats_(before.stats_) {
   try {
     map(op, before.uuid_);
+    int64_t rows = 0, first_rows = 0;
     for (size_t t = 0; t < tables_.size(); ++t) {
       FileTable& own = tables_[t];
       const FileTable& old = before.tables_[t];
       own.cache = old.cache;
       own.first_key = old.first_key, own.first_rows = old.first_rows;
       own.more_keys = old.more_keys, own.turns = old.turns;
+      rows += own.rows, first_rows += own.first_rows;
     }
+    // a cache for the few rows that there were first would stay small
+    if (rows > kMuchLarger * first_rows) make_caches(op, cache_bytes_);
     readers_.push_back(take_reader());
   } catch (...) {
     close_file();
@@ -167,6 +173,7 @@ void RowFile::read_header(const std::string& op, RowFileUuid uuid) {
 }
 
 void RowFile::make_caches(const std::string& op, int64_t bytes) {
+  caches_.clear();
   std::map<int64_t, int64_t> rows, turns;  // by the bytes of a row: rows, tables
   int64_t total = 0;
   for (FileTable& table : tables_) {

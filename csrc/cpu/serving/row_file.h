@@ -112,6 +112,7 @@ class RowFile {
 
   const std::string path_;
   const IoPath io_;
+  const int64_t cache_bytes_;
   int file_ = -1;
   int64_t bytes_ = 0, index_bytes_ = 0, sums_begin_ = 0;
   RowFileUuid uuid_{};

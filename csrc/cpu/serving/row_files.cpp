@@ -3,10 +3,12 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "arguments/storage.h"
 #include "core/runtime/check.h"
 #include "core/runtime/error_class.h"
+#include "cpu/memory/reserve.h"
 #include "cpu/runtime/results.h"
 #include "cpu/storage/crc32c.h"
 #include "cpu/storage/forks.h"
@@ -99,10 +102,16 @@ OpenedRows opened(const char* op, const Tensor& file, int64_t holders) {
   const std::lock_guard<std::mutex> lock(all.lock);
   auto found = all.files.find(key);
   const bool is_here = found != all.files.end() && found->second.forks == forks();
-  DYNEMB_CHECK(is_here || key.instance == 0, "dynemb::", op,
-               ": file names live tables of another process, or of a model that is gone, with "
-               "their changes: load the package, or make the model live, in this process",
-               kForkedProcessError);
+  if (!is_here && key.instance != 0) {
+    DYNEMB_CHECK(found == all.files.end(), "dynemb::", op,
+                 ": file names live tables of the process from which this one was forked: load "
+                 "the package, or make the model live, in this process",
+                 kForkedProcessError);
+    DYNEMB_CHECK(false, "dynemb::", op,
+                 ": file names live tables of another process, or of a model that is gone, with "
+                 "their changes: load the package, or make the model live, and keep it while "
+                 "programs of it run");
+  }
   // a forked process has its parent's file, but neither its threads nor its locks
   if (!is_here) {
     OpenedRows made{opened_now(op, word), nullptr};
@@ -140,8 +149,16 @@ void file_make_live(Tensor file, Tensor meta, std::vector<int64_t> headroom) {
     DYNEMB_CHECK(ids >= 0 && ids <= kMostHeadroom, "dynemb::", op, ": headroom has ", ids,
                  ", expected 0 to ", kMostHeadroom);
   }
-  auto live = std::make_shared<LiveFile>(rows->path(), *rows,
+  // files are written beside the file itself, not beside a link to it
+  const std::unique_ptr<char, decltype(&std::free)> real(realpath(rows->path().c_str(), nullptr),
+                                                         &std::free);
+  auto live = std::make_shared<LiveFile>(real == nullptr ? rows->path() : real.get(), *rows,
                                          static_cast<const int64_t*>(meta.data_ptr()), headroom);
+  const int64_t bytes = FileChanges::bytes_of(*live, *rows);
+  DYNEMB_CHECK(has_available_memory(bytes), "dynemb::", op, ": changes of ",
+               std::accumulate(headroom.begin(), headroom.end(), int64_t{0}), " ids take ", bytes,
+               " bytes of memory, which are not free: give the tables less headroom",
+               kHostMemoryError);
   const OpenedRows made{rows, std::make_shared<FileChanges>(std::move(live), *rows)};
   OpenRowFiles& all = open_files();
   const std::lock_guard<std::mutex> lock(all.lock);

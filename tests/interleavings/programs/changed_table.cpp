@@ -32,12 +32,14 @@ void update(int64_t id) {
   const bool removes = version == kMissing;
   const LiveUpdate of =
       removes ? LiveUpdate{nullptr, 0, nullptr, &id, 1} : LiveUpdate{&id, 1, packed, nullptr, 0};
-  const ChangeOutcome done = table->apply(of, [](const std::vector<int64_t>& ids) {
+  const ChangePlan plan = table->plan(of, [](const std::vector<int64_t>& ids) {
     std::vector<bool> found;
     for (const int64_t one : ids) found.push_back(one < kInFile);
     return found;
   });
-  require(done.wanted <= done.free, "an update has no room");
+  require(plan.fits(), "an update has no room");
+  table->apply(of, plan);
+  const LiveOutcome& done = plan.outcome;
   const bool was_missing = versions[next - 1] == kMissing;
   require(done.inserted == (!removes && was_missing) && done.erased == removes, "counts are wrong");
   __atomic_store_n(&ended, next, __ATOMIC_RELEASE);

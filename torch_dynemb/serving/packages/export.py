@@ -168,7 +168,9 @@ def export(
             program, package_path=str(folder / CODE), inductor_configs=dict(_COMPILER)
         )
         tables = _tables_of(frozen)
-        constants = {**_constants_of(program, folder / CODE), **_live_tensors(frozen)}
+        constants = _constants_of(program, folder / CODE)
+        live = _live_paths(frozen, constants)
+        constants |= _live_tensors(live)
         of_tables = {
             name for name in constants if any(name.startswith(f"{module}.") for module, _ in tables)
         }
@@ -188,7 +190,7 @@ def export(
             tables=_served_tables(frozen.model if isinstance(frozen, CountsMissing) else frozen),
             missing=frozen.table_names if isinstance(frozen, CountsMissing) else None,
             constants={name: TABLES if name in of_tables else DENSE for name in constants},
-            live=_live_parts(frozen),
+            live=_live_parts(frozen, live),
             row_files=row_files,
             inputs=taken,
             outputs=given,
@@ -338,11 +340,25 @@ def _live_exports(frozen: nn.Module) -> list[ExportedTable]:
     ]
 
 
-def _live_parts(frozen: nn.Module) -> dict[str, LivePart]:
+def _live_paths(frozen: nn.Module, constants: Mapping[str, Tensor]) -> dict[str, UpdatedTables]:
+    """Return live tables by the path by which the code asks for their tensors.
+
+    A module may have several paths, of which :func:`live_tables` has the first one.
+    """
+    asked = {name.rpartition(".")[0] for name in constants}
+    every = list(frozen.named_modules(remove_duplicate=False))
+    result = {}
+    for first, module in live_tables(frozen).items():
+        paths = [path for path, of in every if of is module and path in asked]
+        result[paths[0] if paths else first] = module
+    return result
+
+
+def _live_parts(frozen: nn.Module, live: Mapping[str, UpdatedTables]) -> dict[str, LivePart]:
     """Return live tables, by the prefix of their tensors' names."""
     model = frozen.model if isinstance(frozen, CountsMissing) else frozen
     parts = [_live_part(_names_of(path, of), of) for path, of in live_tables(model).items()]
-    return dict(zip(live_tables(frozen), parts, strict=True))
+    return dict(zip(live, parts, strict=True))
 
 
 def _live_part(names: list[str], module: UpdatedTables) -> LivePart:
@@ -352,10 +368,10 @@ def _live_part(names: list[str], module: UpdatedTables) -> LivePart:
     return LivePart(names, module.formats, [len(rows) for rows in module.tensors().weights])
 
 
-def _live_tensors(frozen: nn.Module) -> dict[str, Tensor]:
+def _live_tensors(live: Mapping[str, UpdatedTables]) -> dict[str, Tensor]:
     """Return the tensors of live tables by name; of their rows, those that have had an owner."""
     result: dict[str, Tensor] = {}
-    for path, module in live_tables(frozen).items():
+    for path, module in live.items():
         buffers = dict(module.named_buffers())
         if "free" in buffers:
             used = buffers["free"][:, LiveSlab.NEXT_ROW].tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple, NoReturn
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch_dynemb.serving.live_commits import TableChange
 from torch_dynemb.serving.live_state import FileState, LiveState, LiveUpdate, MemoryState
 from torch_dynemb.serving.packages.manifest import LivePart
 from torch_dynemb.serving.packages.memory import ConstantMemory
-from torch_dynemb.serving.whole_commits import DenseChange, check_changes, take_changes
+from torch_dynemb.serving.whole_commits import DenseChange, check_changes, room_for, take_changes
 
 
 class LiveStats(NamedTuple):
@@ -99,7 +100,7 @@ class LivePackage:
         Raises:
             NoHeadroomError: another update has taken the rows meanwhile; nothing has changed.
         """
-        with self._writing:
+        with self._writing, room_for(tables):
             take_changes(tables, dense)
 
     def state_of(self, owner: str, table: object) -> LiveState:
@@ -159,7 +160,8 @@ def _state_of(path: str, part: LivePart, tensors: Mapping[str, Tensor]) -> LiveS
         return tensors[whole]
 
     if part.headroom is not None:
-        return FileState(part.tables, tensor("file"), tensor("meta"))
+        # the package lets one thread change its tables
+        return FileState(part.tables, tensor("file"), tensor("meta"), nullcontext())
     live = ops.ServedTensors(
         buckets=tensor("buckets"),
         tables=tensor("tables"),

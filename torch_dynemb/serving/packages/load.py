@@ -251,14 +251,14 @@ def _open_row_files(
     """
     result = {}
     places = {place.file: place for place in manifest.row_files.values()}.values()
-    rows, total = sum(place.rows for place in places), sum(place.bytes for place in places)
+    rows, total = sum(of.rows for of in places), sum(max(1, of.bytes) for of in places)
     for name, place in manifest.row_files.items():
         path = folder / place.file
         if not path.is_file():
             raise DamagedFileError(
                 f"{path}: the file is missing: copy the package again", path=path
             )
-        size = None if cache is None else cache.part(place.bytes, rows, total)
+        size = None if cache is None else cache.part(max(1, place.bytes), rows, total)
         owner = name.rpartition(".")[0]
         part = manifest.live.get(owner)
         if part is None or part.headroom is None:

@@ -187,8 +187,12 @@ class ServedModel:
         Raises:
             RuntimeError: the model is closed.
         """
-        with self._open("row_files").reading() as loaded:
-            return {of.name: of.stats() for of in loaded.opened}
+        result: dict[str, RowFileStats] = {}
+        opened = self._open("row_files").opened()  # two copies may have files of their own
+        for file in {of.use: of for of in opened}.values():
+            before = result.get(file.name, (0,) * len(RowFileStats._fields))
+            result[file.name] = RowFileStats(*map(sum, zip(before, file.stats(), strict=True)))
+        return result
 
     @property
     def follower(self) -> Follower:

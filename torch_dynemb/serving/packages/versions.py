@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from torch_dynemb.delta_log.targets import nothing
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.serving.file_tables import OpenedFile
 from torch_dynemb.serving.packages.loaded import Loaded
 
 Result = TypeVar("Result")
@@ -54,6 +55,10 @@ class Versions:
     def position(self) -> ServedPosition | None:
         """Return the position in a delta log; None: a follower of this process has it."""
         return None
+
+    def opened(self) -> list[OpenedFile]:
+        """Return the files of rows of all copies."""
+        return [file for copy in self._copies for file in copy.opened]
 
     def reading(self) -> AbstractContextManager[Loaded]:
         """Yield the copy that runs read now; with two copies it does not change meanwhile."""
