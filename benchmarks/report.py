@@ -25,7 +25,7 @@ from gpu import ledger
 from reporting.kept import Kept, MissingRowError
 from reporting.misses import UnexplainedError, misses_markdown
 from reporting.plots import SWEEP, write_plots
-from reporting.serving_topics import FILE_ROWS, SERVING_LOAD
+from reporting.serving_topics import FILE_ROWS, LIVE_FILES, SERVING_LOAD, SHARED_TABLES
 from reporting.topics import TABLES
 
 HERE = Path(__file__).resolve().parent
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.page == PAGE:
             made[SERVING_NOTES] = {
                 table.name: table.markdown(kept, "../results")
-                for table in (SERVING_LOAD, FILE_ROWS)
+                for table in (SERVING_LOAD, FILE_ROWS, LIVE_FILES, SHARED_TABLES)
             }
         pages = {
             page: (page.read_text(), filled(page.read_text(), of)) for page, of in made.items()

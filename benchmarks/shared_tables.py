@@ -1,8 +1,9 @@
 """Server processes that share the tables of a package: memory, start and calls.
 
-Three processes serve a package, with tables of their own and with ``shared_memory=``: the sum of
-their proportional memory (Pss, torch's own included), the time from ``load`` to the first answer of
-the second one, and calls of one process while the others wait, in turns.
+Three processes serve a package, with tables of their own and with ``shared_memory=``. Measured are
+the time from ``load`` to the first answer of the second one, and the memory of all. That is the sum
+of ``Pss``, torch's own included, after each has read all rows. Then calls of one process while the
+others wait, in turns.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class Server:
         """Return the median of calls in milliseconds."""
         return self._ask(f"calls {bags} {length} {count}")["p50_ms"]
 
+    def touch(self) -> None:
+        """Look all rows up, so that their pages are counted."""
+        self._ask("touch")
+
     @property
     def memory(self) -> int:
         """Bytes of the process, its part of shared pages."""
@@ -110,6 +115,8 @@ def measured(package: Path, rounds: int, calls: int, only: list[str]) -> Iterato
             of[name] = [stack.enter_context(Server(package, place)) for _ in range(PROCESSES)]
         if is_selected(only, MEMORY, OWN):
             for name, servers in of.items():
+                for server in servers:
+                    server.touch()
                 memory = sum(server.memory for server in servers) / (1 << 20)
                 what = "shared" if name == "ours" else "each its own"
                 yield quantity(BENCH, f"{MEMORY}, {what}", memory, "MiB")

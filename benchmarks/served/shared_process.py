@@ -1,6 +1,7 @@
 """A process that serves a package: ``PACKAGE DIRECTORY`` (``-``: tables of its own).
 
-It answers lines of its input with lines of JSON: ``first``, then ``calls BAGS LENGTH COUNT``.
+It answers lines of its input with lines of JSON: ``first``, ``touch`` (looks all rows up), and
+``calls BAGS LENGTH COUNT``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def main() -> None:
     said: object = {"first_ms": 1e3 * (time.perf_counter() - begin)}
     for line in sys.stdin:
         words = line.split()
-        if words[0] == "calls":
+        if words[0] == "touch":
+            for ids in torch.arange(table.ids).split(1 << 16):
+                served.run(ids, torch.arange(0, len(ids), 16))
+        elif words[0] == "calls":
             bags, length, count = map(int, words[1:])
             taken = []
             for seed in range(count):

@@ -125,11 +125,13 @@ class Rows:
 
 
 class Model(nn.Module):
-    """A model that is its tables."""
+    """A model that is its tables, which may have several names."""
 
-    def __init__(self, tables: nn.Module) -> None:
+    def __init__(self, tables: nn.Module, names: int) -> None:
         super().__init__()
         self.tables = tables
+        if names == 2:
+            self.again = tables
 
     def forward(self, *given: Any) -> Any:
         """Return the tables' output."""
@@ -144,7 +146,7 @@ class Served:
         dims = {"t": case["dim"], "u": case["dim"] if self.kind == "sequences" else 8}
         self.names = ["t", "u"] if self.kind in ("bags", "sequences") else ["t"]
         self.rows = {name: Rows(case, dims[name]) for name in self.names}
-        self.model = Model(self._module(dims, folder))
+        self.model = Model(self._module(dims, folder), case["names"])
         of: Any = self.model.tables
         if self.kind == "recis":
             (of,) = recis.filter_out_sparse_param(self.model).values()
@@ -527,6 +529,7 @@ SPACE = Space(
         "policy": list(POLICIES),
         "storage": ["none", "ssd"],
         "served_from": ["memory", "file"],
+        "names": [1, 2],
         "split": [False, True],
         "output_dtype": list(TYPES),
         "converted": [None, "fp16", "bf16"],

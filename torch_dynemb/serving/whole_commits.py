@@ -68,7 +68,7 @@ def room_for(tables: Sequence[TableChange]) -> Iterator[None]:
         tables: changes of tables.
 
     Raises:
-        NoHeadroomError, DiskFullError, RuntimeError: there is no room for one of them.
+        NoHeadroomError, DiskFullError, RuntimeError: one of them lacks room.
     """
     locks = {id(lock): lock for of in tables if (lock := _lock_of(of)) is not None}
     with ExitStack() as stack:
