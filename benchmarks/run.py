@@ -35,6 +35,7 @@ BENCHMARKS = (
     "train_step",
     "growth",
     "scale",
+    "many_tables",
     "overhead",
     "dlrm",
     "two_ranks",

@@ -91,6 +91,37 @@ CALLS = Table(
     ),
 )
 
+
+def _many(name: str, case: str) -> Line:
+    peer = "a loop over nn.EmbeddingBag"
+    step = (f"{case}: step",)
+    return (
+        name,
+        [
+            Cell("many_tables", step, peer, "ours_ms", "ms"),
+            Cell("many_tables", step, peer, "us_each", "µs"),
+            Cell("many_tables", step, peer),
+        ],
+    )
+
+
+MANY = Table(
+    "many-tables",
+    "A step of many tables and features, batch 16",
+    ("time", "of one", "/ a loop over `nn.EmbeddingBag`"),
+    (
+        *(_many(f"{n:,} tables", f"{n} tables") for n in (10, 100, 1000, 3000)),
+        *(
+            _many(f"{n:,} features of 10 tables", f"{n} features of 10 tables")
+            for n in (10, 100, 1000, 10_000)
+        ),
+        *(
+            _many(f"{n:,} bags of a table", f"batch {n} of a table")
+            for n in (10_000, 100_000, 1_000_000)
+        ),
+    ),
+)
+
 _GROWN = ("bytes an id {}", "bytes an id {}, just after a growth")
 MEMORY = Table(
     "memory",
@@ -434,6 +465,6 @@ GPU = Table(
 
 TABLES = (
     GPU,
-    *(LOOKUPS, TRAINING, CALLS, MEMORY, EVICTION),
+    *(LOOKUPS, TRAINING, CALLS, MANY, MEMORY, EVICTION),
     *(DLRM, TORCHREC, RAGGED, DISKS, SERVING, RETRIEVAL),
 )

@@ -70,14 +70,20 @@ SMALL = {
     "serving": ["--ids", "100", "--calls", "2", "--only", "Python, B=1 "],
     "serving_load": ["--ids", "100", "--only", "Python: "],
     "remote_rows": ["--ids", "2000", "--calls", "2", "--only", "one server, 256"],
-    "file_rows": ["--ids", "2000", "--calls", "2", "--only", "Zipf 1.2, 25"],
+    "file_rows": [
+        *("--ids", "2000", "--calls", "2", "--only", "Zipf 1.2, 25", "--only", "half of the"),
+    ],
+    "shared_tables": ["--ids", "2000", "--calls", "2"],
+    "many_tables": ["--only", "10 tables", "--only", "batch 10000 "],
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
     "live_resharding": ["--ids", "2000", "--only", "table_wise to row_wise"],
 }
 SLOW = (  # 5 seconds and more each
-    *("assign", "checkpoint", "dcp_load", "feature_ops", "freshness", "index", "lifecycle"),
+    *("assign", "checkpoint", "dcp_load", "feature_ops", "file_rows", "freshness", "index"),
+    "lifecycle",
     *("live_resharding", "live_serving", "optimizers", "overhead", "remote_rows", "replica_sync"),
-    *("retrieval", "scale_out", "serving", "serving_load", "torchrec_step", "two_ranks"),
+    *("retrieval", "scale_out", "serving", "serving_load", "shared_tables"),
+    *("torchrec_step", "two_ranks"),
 )
 TORCHREC = (
     *("dcp_load", "lifecycle", "live_resharding", "replica_sync", "scale_out", "torchrec_step"),
@@ -230,7 +236,7 @@ def test_an_unknown_benchmark_is_named(
     with pytest.raises(SystemExit):
         run(monkeypatch, "run", "speed")
     expected = (
-        "NAME='speed': expected one of index, train_step, growth, scale, overhead, dlrm, "
+        "NAME='speed': expected one of index, train_step, growth, scale, many_tables, overhead, dlrm, "
         "two_ranks, lifecycle, assign, optimizers, retrieval, torchrec_step, replica_sync, "
         "scale_out, feature_ops, ragged, dcp_load, live_resharding, checkpoint, delta, freshness, "
         "tiers, live_serving, serving, serving_load, remote_rows, file_rows, shared_tables, "
