@@ -415,3 +415,27 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="expected the directory of a delta log"):
         follow(3, model, sequence=1)  # type: ignore[arg-type]
     log.close()
+
+
+@pytest.mark.parametrize("change", ["replaced", "swapped", "added", "removed", "renamed"])
+def test_a_log_of_other_modules_does_not_go_on(tmp_path: Path, change: str) -> None:
+    def table(name: str) -> td.DynamicEmbedding:
+        return td.DynamicEmbedding(2, name=name, optimizer=td.SGD(lr=0.1))
+
+    model = torch.nn.ModuleDict({"a": table("t"), "b": table("t")})
+    with DeltaLog(tmp_path / "log", dense=False) as log:
+        log.attach(model)
+        log.publish()
+        if change == "replaced":
+            model["a"] = table("t")
+        elif change == "swapped":
+            model["a"], model["b"] = model["b"], model["a"]
+        elif change == "added":
+            model["c"] = table("c")
+        elif change == "removed":
+            del model["b"]
+        else:
+            model["c"] = model.pop("b")
+        model["a"](torch.arange(3)).sum().backward()
+        with pytest.raises(NewBaseNeededError, match="replaced, renamed, added or removed"):
+            log.publish()

@@ -252,3 +252,24 @@ def test_a_copy_whose_parameters_alone_are_averaged_is_refused(
         sum(rows.sum() for rows in trained(torch.arange(3))).backward()
         dense.step()
         trained.dynamic.optimizer.step()
+
+
+def test_an_average_goes_on_after_a_load_with_other_seeds() -> None:
+    def module() -> td.DynamicEmbedding:
+        return td.DynamicEmbedding(2, name="t", optimizer=td.SGD(lr=1.0))
+
+    ids = torch.arange(100)
+    torch.manual_seed(1)
+    saved = module()
+    saved.group.insert_or_assign("t", ids, torch.full((100, 2), 3.0))
+    torch.manual_seed(2)
+    model = module()
+    model.group.insert_or_assign("t", ids, torch.full((100, 2), 1.0))
+    average = AveragedModel(model)
+    average.update_parameters(model)
+    model.load_state_dict(saved.state_dict())
+    average.update_parameters(model)
+    assert average.module.group.size("t") == 100
+    assert torch.equal(average.module.group.read("t", ids), torch.full((100, 2), 2.0))
+    average.update_parameters(model)
+    assert torch.allclose(average.module.group.read("t", ids), torch.full((100, 2), 7 / 3))

@@ -176,3 +176,13 @@ def test_arguments() -> None:
         td.replace_embeddings(Towers(), optimizer=ADAM, colour=1)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="optimizer is None"):
         td.replace_embeddings(Towers())
+
+
+def test_a_parent_with_two_names() -> None:
+    tower = nn.Sequential(nn.Embedding(6, 2))
+    model = nn.ModuleDict({"one": tower, "two": tower})
+    before = tower(torch.arange(6)).detach()
+    td.replace_embeddings(model, ids="rows", optimizer=td.SGD(lr=0.1))
+    assert model["one"][0] is model["two"][0]
+    assert isinstance(model["one"][0], td.DynamicEmbedding)
+    assert torch.equal(model["two"](torch.arange(6)), before)

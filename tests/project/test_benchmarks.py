@@ -236,8 +236,8 @@ def test_an_unknown_benchmark_is_named(
     with pytest.raises(SystemExit):
         run(monkeypatch, "run", "speed")
     expected = (
-        "NAME='speed': expected one of index, train_step, growth, scale, many_tables, overhead, dlrm, "
-        "two_ranks, lifecycle, assign, optimizers, retrieval, torchrec_step, replica_sync, "
+        "NAME='speed': expected one of index, train_step, growth, scale, many_tables, overhead, "
+        "dlrm, two_ranks, lifecycle, assign, optimizers, retrieval, torchrec_step, replica_sync, "
         "scale_out, feature_ops, ragged, dcp_load, live_resharding, checkpoint, delta, freshness, "
         "tiers, live_serving, serving, serving_load, remote_rows, file_rows, shared_tables, "
         "quantized_rows, ops"

@@ -26,6 +26,7 @@ from torch._inductor import config
 import torch_dynemb as td
 from torch_dynemb import delta_log, ops, serving
 from torch_dynemb.errors import DamagedStoreError, ForkedProcessError
+from torch_dynemb.serving.packages.manifest import DENSE, TABLES, read_package_manifest
 
 if TYPE_CHECKING:
     from conftest import Package
@@ -576,6 +577,9 @@ def test_updates_of_a_module_with_two_names_arrive(tmp_path: Path, in_file: bool
     asked = torch.tensor([[3], [7]])
     with config.patch(QUICK):
         serving.export(frozen, tmp_path / "package", (asked,), headroom=10)
+    manifest = read_package_manifest(tmp_path / "package")
+    for name, file in manifest.constants.items():
+        assert file == (TABLES if "frozen_tables" in name else DENSE)
     with serving.load(tmp_path / "package") as served:
         (name,) = served.stats()
         served.apply(name, torch.tensor([3, 4, 7, 8]), torch.ones(4, 4))

@@ -18,7 +18,7 @@ from torch_dynemb.delta_log.program_state import of_state
 from torch_dynemb.delta_log.published_ids import PublishedIds
 from torch_dynemb.errors import HostMemoryError, NewBaseNeededError
 from torch_dynemb.files.tensor_file import as_bytes
-from torch_dynemb.parts.table_parts import TablePart, groups_of
+from torch_dynemb.parts.table_parts import TablePart, groups_of, parts_of
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.changes import (
     ChangedIds,
@@ -131,6 +131,8 @@ class RecordedModel:
         self._taken: Changed | None = None
         self._reading: Undisturbed | None = None  # the last one
         self._since = f"delta log {id(self)}"
+        own = {_place_of(part) for part in self.parts}
+        self._others = {of for part in parts_of(model) if (of := _place_of(part)) not in own}
         for group in groups_of(self.parts):
             record_changes(group.tables, name, scores=self._records_scores(group))
 
@@ -191,6 +193,7 @@ class RecordedModel:
         """
         self.give_back()
         groups = groups_of(self.parts)
+        self._check_modules()
         self._reading = self.guard("DeltaLog.publish")
         with self._reading:
             changes = [self._changes_of(group) for group in groups]
@@ -269,6 +272,18 @@ class RecordedModel:
         """Raise RuntimeError if the model has changed since :meth:`changed`."""
         if self._reading is not None:
             self._reading.check()
+
+    def _check_modules(self) -> None:
+        """Raise NewBaseNeededError unless the model has the tables that are recorded."""
+        now = {_place_of(part): part.group for part in parts_of(self._model)}
+        same = all(now.pop(_place_of(part), None) is part.group for part in self.parts)
+        if not same or not now.keys() <= self._others:
+            raise NewBaseNeededError(
+                "DeltaLog: modules with tables were replaced, renamed, added or removed since the "
+                "log was attached to the model: save a checkpoint, and attach the log to the model "
+                "again with it as the base",
+                tables=sorted({part.name for part in self.parts}),
+            )
 
     def _changes_of(self, group: TableGroup) -> Changes:
         reader = reader_of(group.tables, self._name)
@@ -357,6 +372,10 @@ def _same(before: Tensor | None, now: Tensor) -> bool:
     if before is None or before.dtype != now.dtype or before.shape != now.shape:
         return False
     return torch.equal(as_bytes(before.contiguous()), as_bytes(now.contiguous()))
+
+
+def _place_of(part: TablePart) -> tuple[str, int, int, int]:
+    return part.name, part.table, part.first_column, part.ids.begin
 
 
 __all__ = ["Changed", "ChangedPart", "RecordedModel"]

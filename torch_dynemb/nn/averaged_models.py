@@ -109,11 +109,28 @@ def _reserve(pair: _Pair) -> None:
 def _average_rows(averaged: Any, pair: _Pair) -> None:
     average, model = pair.average.group, pair.model.group
     function = _function_of(averaged, average.device)
-    average.index.meta[:, Meta.SEED] = model.index.meta[:, Meta.SEED].to(average.device)
+    _take_seeds(average, model)
     for table in range(len(model.config.tables)):
         _average_table(average, model, table, function)
     average.index.clock.copy_(model.index.clock)
     recount(average.tables)
+
+
+def _take_seeds(average: TableGroup, model: TableGroup) -> None:
+    """Give the average the seeds of initial values, which also say where the index has its ids."""
+    seeds = model.index.meta[:, Meta.SEED].to(average.device)
+    if torch.equal(average.index.meta[:, Meta.SEED], seeds):
+        return
+    held = []
+    for table in range(len(average.config.tables)):
+        batches = [(of.ids, of.rows) for of in average.export(table, batch_size=_BATCH)]
+        for ids, _ in batches:
+            average.erase(table, ids)
+        held.append(batches)
+    average.index.meta[:, Meta.SEED] = seeds
+    for table, batches in enumerate(held):
+        for ids, rows in batches:
+            average.insert_or_assign(table, ids, rows)
 
 
 def _average_table(

@@ -239,10 +239,9 @@ def _check(model: nn.Module, places: list[_Place]) -> None:
                 f"{begin} and shares its weight with {places[0].path}, but not class, "
                 f"{', '.join(same)}: use one module for both"
             )
-    weight, paths = places[0].module.weight, {place.path for place in places}
+    weight, modules = places[0].module.weight, {id(place.module) for place in places}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        owner = name.rpartition(".")[0]
-        if parameter is weight and owner not in paths:
+        if parameter is weight and id(model.get_submodule(name.rpartition(".")[0])) not in modules:
             raise ValueError(
                 f"replace_embeddings: {places[0].path} shares its weight with {name}, as a tied "
                 "output layer does; a dynamic table has no weight to share: untie them, or leave "

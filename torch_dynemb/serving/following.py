@@ -21,14 +21,15 @@ from torch_dynemb.serving.live_commits import TableChange
 from torch_dynemb.serving.live_files import LiveFileTables
 from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.live_models import live_tables
-from torch_dynemb.serving.table_names import names_in_log
+from torch_dynemb.serving.table_names import ServedName, names_in_log, served_names
 from torch_dynemb.serving.turns import Turns, turns_of
+from torch_dynemb.serving.updated_tables import UpdatedTables
 from torch_dynemb.serving.whole_commits import (
     DenseChange,
     check_changes,
     dense_changes,
-    room_for,
     take_changes,
+    with_room,
 )
 
 
@@ -50,7 +51,7 @@ class _LiveModel(WholeTarget):
     def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:
         changes = [change for _, change in self._changes(commit)]
         with (
-            room_for(changes),  # files are written while the model runs
+            with_room(changes),  # files are written while the model runs
             nullcontext() if self._turns is None else self._turns.alone(),
         ):
             take_changes(changes, self._dense(commit), taken)
@@ -62,15 +63,18 @@ class _LiveModel(WholeTarget):
 
     def _changes(self, commit: Commit) -> Iterator[tuple[str, TableChange]]:
         """Return the changes of a commit to the known live tables."""
+        found: list[tuple[UpdatedTables, str, int]] = []
+        served: list[ServedName] = []
         for path, tables in live_tables(self._model).items():
             dims = tables.get_buffer("meta")[:, Meta.DIM].tolist()
-            for name, dim in zip(tables.names, dims, strict=True):
-                owner = tables.owner(path)
-                for log_name in names_in_log(owner, name, alone=len(tables.names) == 1):
-                    delta = checked_delta(log_name, commit.tables, dim)
-                    if delta is not None:
-                        yield log_name, TableChange(tables.state(), name, delta)
-                        break
+            found += [(tables, name, dim) for name, dim in zip(tables.names, dims, strict=True)]
+            served += served_names(path, tables)
+        log_names = names_in_log("follow", served, commit.tables)
+        for (tables, name, dim), log_name in zip(found, log_names, strict=True):
+            if log_name is not None:
+                delta = checked_delta(log_name, commit.tables, dim)
+                assert delta is not None
+                yield log_name, TableChange(tables.state(), name, delta)
 
 
 register_module(LiveTables, follower=_LiveModel)

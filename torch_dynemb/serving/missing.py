@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ class _Note(NamedTuple):
     """Missing ids of one lookup.
 
     Attributes:
-        place: of its tables in the model.
+        place: of its tables, see :class:`CountedTables`.
         missing: int64 [tables].
     """
 
@@ -46,15 +47,17 @@ def _open_notes() -> list[list[_Note]]:
 
 
 def note_missing(place: int, missing: Tensor) -> None:
-    """Report missing ids to the running forward of a :class:`CountsMissing`, if any.
+    """Report missing ids to the running forwards of each :class:`CountsMissing`, if any.
 
     Args:
-        place: of the tables among those of the model.
+        place: of the tables.
         missing: int64 [tables], number of ids that a lookup has not found.
     """
-    opened = _open_notes()
-    if opened:
-        opened[-1].append(_Note(place, missing))
+    for notes in _open_notes():
+        notes.append(_Note(place, missing))
+
+
+_places = itertools.count(1)
 
 
 class CountsMissing(nn.Module):
@@ -76,11 +79,15 @@ class CountsMissing(nn.Module):
         self.model = model
         self.table_names: list[str] = []
         self._paths: list[str] = []
+        self._places: list[int] = []
         for path, module in model.named_modules():
             if not isinstance(module, CountedTables):
                 continue
-            module.place = len(self._paths)
+            # it stays: another model may have the tables, too. A copy has that of its source.
+            if module.place == 0 or module.place in self._places:
+                module.place = next(_places)
             self._paths.append(path)
+            self._places.append(module.place)
             owner = module.owner(path)
             self.table_names += [table_name(owner, name) for name in module.names]
         if not self._paths:
@@ -109,7 +116,7 @@ class CountsMissing(nn.Module):
         finally:
             opened.pop()
         missing = []
-        for place, path in enumerate(self._paths):
+        for place, path in zip(self._places, self._paths, strict=True):
             tables = self.model.get_submodule(path)
             assert isinstance(tables, CountedTables)
             counts = [note.missing for note in notes if note.place == place]
@@ -125,7 +132,7 @@ class CountedTables(nn.Module):
 
     Attributes:
         names: of the tables.
-        place: of the module among those of its model that have tables.
+        place: number by which a :class:`CountsMissing` knows the tables; 0: none counts them.
         depth: number of modules from the one that names the tables down to this one.
     """
 

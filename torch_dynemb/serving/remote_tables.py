@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch_dynemb.nn.features import begins_of_features
 from torch_dynemb.ops.columns import GENERATION_BITS, NO_HANDLE, PADDING_HANDLE, Meta
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.serving.missing import CountedTables, CountsMissing, note_missing
-from torch_dynemb.serving.table_names import names_in_log
+from torch_dynemb.serving.table_names import names_in_log, served_names
 from torch_dynemb.table.group import TableGroup
 
 # RemoteTables._read outside of graphs; made with the first tables, because it imports compilers
@@ -74,28 +74,26 @@ class RemoteTables(CountedTables):
         self.register_buffer("init_data", group.rows.init_data.clone(), persistent=False)
         self._no_offsets = meta.new_empty(0)
 
-    def open(self, path: str) -> None:
+    def open(self, names: Sequence[str | None]) -> None:
         """Compare the tables with those in Redis.
 
         Args:
-            path: of this module in the model.
+            names: of the tables there; None: it lacks the table.
 
         Raises:
             ValueError: Redis has no such table, or one with other columns.
             UnsupportedFormatError, OSError, RuntimeError: see :meth:`RedisRows.read`.
         """
-        columns, names = self.storage.columns, []
+        columns, known = self.storage.columns, []
         dims = self.get_buffer("meta")[:, Meta.DIM].tolist()
-        for name, dim in zip(self.names, dims, strict=True):
-            possible = list(names_in_log(self.owner(path), name, alone=len(dims) == 1))
-            known = next((of for of in possible if of in columns), possible[0])
-            if columns.get(known) != dim:
+        for own, name, dim in zip(self.names, names, dims, strict=True):
+            if name is None or columns[name] != dim:
                 raise ValueError(
-                    f"freeze: table {known!r} has dim {dim}, but {self.storage!r} has {columns}: "
-                    "give the rows of a checkpoint of this model"
+                    f"freeze: table {name or own!r} has dim {dim}, but {self.storage!r} has "
+                    f"{columns}: give the rows of a checkpoint of this model"
                 )
-            names.append(known)
-        self.full_names = names
+            known.append(name)
+        self.full_names = known
 
     def sizes(self) -> dict[str, int]:
         """Raise RuntimeError: Redis has the ids."""
@@ -204,12 +202,13 @@ class RemoteModel(nn.Module):
         self.model, self.storage = model, storage
         self._required: RowPosition | LogPosition | None = None
         self._last = _Last()
-        inner, parts = model.model if isinstance(model, CountsMissing) else model, 0
-        for path, module in inner.named_modules():
-            if isinstance(module, RemoteTables):
-                module.open(path)
-                parts += 1
-        if parts == 0:
+        inner = model.model if isinstance(model, CountsMissing) else model
+        parts = [(path, of) for path, of in inner.named_modules() if isinstance(of, RemoteTables)]
+        served = [name for path, part in parts for name in served_names(path, part)]
+        names = iter(names_in_log("freeze", served, storage.columns))
+        for _, part in parts:
+            part.open([next(names) for _ in part.names])
+        if not parts:
             raise ValueError(
                 f"freeze: storage is {storage!r}, but the model, a {type(inner).__name__}, has no "
                 "dynamic tables: leave storage out"

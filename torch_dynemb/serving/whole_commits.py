@@ -59,7 +59,7 @@ def check_changes(tables: Sequence[TableChange], dense: Sequence[DenseChange]) -
 
 
 @contextmanager
-def room_for(tables: Sequence[TableChange]) -> Iterator[None]:
+def with_room(tables: Sequence[TableChange]) -> Iterator[None]:
     """Keep other threads from tables with rows in files, and make room in memory for a commit.
 
     Nothing changes for readers. Afterwards such tables take the commit without an error.
@@ -89,7 +89,7 @@ def take_changes(
     dense: Sequence[DenseChange],
     taken: Callable[[], object] = nothing,
 ) -> None:
-    """Apply a checked commit within :func:`room_for`, with signals deferred.
+    """Apply a checked commit within :func:`with_room`, with signals deferred.
 
     The table with the most changes comes last of those in memory. It takes them as a whole or not
     at all, so it needs no copy of its rows for an error. Then come the ones with rows in files,
@@ -177,4 +177,4 @@ def _copy(dense: Sequence[DenseChange]) -> None:
             tensor.copy_(values)
 
 
-__all__ = ["DenseChange", "check_changes", "dense_changes", "room_for", "take_changes"]
+__all__ = ["DenseChange", "check_changes", "dense_changes", "take_changes", "with_room"]

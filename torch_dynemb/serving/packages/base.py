@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from os import PathLike
 from typing import NamedTuple
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.delta_log.reader import LogPosition
-from torch_dynemb.serving.table_names import names_in_log
+from torch_dynemb.serving.table_names import ServedName, names_in_log
 
 
 class PackageBase(NamedTuple):
@@ -80,26 +80,25 @@ def base_at(position: LogPosition, tables: Iterable[ExportedTable]) -> PackageBa
     Raises:
         ValueError: the log lacks a table, or has one with other columns.
     """
-    names = {table.package_name: _name_in(position.tables, table) for table in tables}
-    return PackageBase(position.base, position.sequence, position.chain, position.rank, names)
-
-
-def _name_in(known: Mapping[str, int], table: ExportedTable) -> str:
-    for name in names_in_log(table.owner, table.name, alone=table.alone):
-        if name not in known:
-            continue
-        if known[name] != table.embedding_dim:
+    tables = list(tables)
+    served = [ServedName(table.owner, table.name, table.alone) for table in tables]
+    known = names_in_log("serving.export", served, position.tables)
+    names = {}
+    for table, name in zip(tables, known, strict=True):
+        if name is None:
+            raise ValueError(
+                f"serving.export: base has tables {sorted(position.tables)}, and none that could "
+                f"be {table.package_name!r} of the model: give the base that the model was loaded "
+                "from, or the position of its own log"
+            )
+        if position.tables[name] != table.embedding_dim:
             raise ValueError(
                 f"serving.export: table {table.package_name!r} has {table.embedding_dim} columns, "
-                f"and {known[name]} in base: give the base that the model was loaded from, or "
-                "the position of its own log"
+                f"and {position.tables[name]} in base: give the base that the model was loaded "
+                "from, or the position of its own log"
             )
-        return name
-    raise ValueError(
-        f"serving.export: base has tables {sorted(known)}, and none that could be "
-        f"{table.package_name!r} of the model: give the base that the model was loaded from, or "
-        "the position of its own log"
-    )
+        names[table.package_name] = name
+    return PackageBase(position.base, position.sequence, position.chain, position.rank, names)
 
 
 __all__ = ["ExportedTable", "PackageBase", "base_at", "position_of"]

@@ -167,13 +167,11 @@ def export(
         _compiler().aoti_compile_and_package(
             program, package_path=str(folder / CODE), inductor_configs=dict(_COMPILER)
         )
-        tables = _tables_of(frozen)
         constants = _constants_of(program, folder / CODE)
         live = _live_paths(frozen, constants)
         constants |= _live_tensors(live)
-        of_tables = {
-            name for name in constants if any(name.startswith(f"{module}.") for module, _ in tables)
-        }
+        paths = [f"{path}." for path, of in _named(frozen) if isinstance(of, CountedTables)]
+        of_tables = {name for name in constants if name.startswith(tuple(paths))}
         files = {CODE: sums_of_file(folder / CODE)}
         for file, names in ((TABLES, of_tables), (DENSE, constants.keys() - of_tables)):
             files[file] = _write_tensors(disk, folder / file, constants, sorted(names))
@@ -340,16 +338,20 @@ def _live_exports(frozen: nn.Module) -> list[ExportedTable]:
     ]
 
 
+def _named(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """List modules by all of their names, of which the code may use any."""
+    return list(model.named_modules(remove_duplicate=False))
+
+
 def _live_paths(frozen: nn.Module, constants: Mapping[str, Tensor]) -> dict[str, UpdatedTables]:
     """Return live tables by the path by which the code asks for their tensors.
 
     A module may have several paths, of which :func:`live_tables` has the first one.
     """
     asked = {name.rpartition(".")[0] for name in constants}
-    every = list(frozen.named_modules(remove_duplicate=False))
     result = {}
     for first, module in live_tables(frozen).items():
-        paths = [path for path, of in every if of is module and path in asked]
+        paths = [path for path, of in _named(frozen) if of is module and path in asked]
         result[paths[0] if paths else first] = module
     return result
 
@@ -391,7 +393,7 @@ def _add_row_files(
     """
     result: dict[str, RowFilePlace] = {}
     added: dict[FileTables, RowFilePlace] = {}
-    for path, module in frozen.named_modules(remove_duplicate=False):
+    for path, module in _named(frozen):
         name = f"{path}.file"
         if not isinstance(module, FileTables) or name not in constants:
             continue

@@ -18,7 +18,7 @@ from torch_dynemb.serving.live_commits import TableChange
 from torch_dynemb.serving.live_state import FileState, LiveState, LiveUpdate, MemoryState
 from torch_dynemb.serving.packages.manifest import LivePart
 from torch_dynemb.serving.packages.memory import ConstantMemory
-from torch_dynemb.serving.whole_commits import DenseChange, check_changes, room_for, take_changes
+from torch_dynemb.serving.whole_commits import DenseChange, check_changes, take_changes, with_room
 
 
 class LiveStats(NamedTuple):
@@ -100,7 +100,7 @@ class LivePackage:
         Raises:
             NoHeadroomError: another update has taken the rows meanwhile; nothing has changed.
         """
-        with self._writing, room_for(tables):
+        with self._writing, with_room(tables):
             take_changes(tables, dense)
 
     def state_of(self, owner: str, table: object) -> LiveState:
