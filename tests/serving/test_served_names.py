@@ -1,4 +1,4 @@
-"""Names of tables of served models: which table of a log each one follows, and whose ids miss."""
+"""Tables of equal names in served models: the log that each follows, and what it counts."""
 
 from __future__ import annotations
 
