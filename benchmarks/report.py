@@ -26,11 +26,14 @@ from reporting.kept import Kept, MissingRowError
 from reporting.misses import UnexplainedError, misses_markdown
 from reporting.plots import SWEEP, write_plots
 from reporting.serving_topics import FILE_ROWS, LIVE_FILES, SERVING_LOAD, SHARED_TABLES
-from reporting.topics import TABLES
+from reporting.topics import MANY, TABLES
 
 HERE = Path(__file__).resolve().parent
 PAGE, RESULTS = HERE / "README.md", HERE / "results"
-SERVING_NOTES = HERE / "notes" / "serving.md"
+NOTES = {
+    "index.md": (MANY,),
+    "serving.md": (SERVING_LOAD, FILE_ROWS, LIVE_FILES, SHARED_TABLES),
+}
 BLOCK = re.compile(r"^(<!-- table: ([\w-]+) -->\n)(?:.+\n)*", re.MULTILINE)
 
 
@@ -100,10 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         made = {given.page: blocks(kept)}
         if given.page == PAGE:
-            made[SERVING_NOTES] = {
-                table.name: table.markdown(kept, "../results")
-                for table in (SERVING_LOAD, FILE_ROWS, LIVE_FILES, SHARED_TABLES)
-            }
+            for page, tables in NOTES.items():
+                made[HERE / "notes" / page] = {
+                    table.name: table.markdown(kept, "../results") for table in tables
+                }
         pages = {
             page: (page.read_text(), filled(page.read_text(), of)) for page, of in made.items()
         }
