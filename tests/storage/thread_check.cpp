@@ -265,32 +265,49 @@ void run(const std::string& path, IoPath io, int steps) {
 
 }  // namespace
 
-// Threads read and fill a cache of rows, each of which has its key in every byte.
+// Threads read and fill a cache of rows, while its rows become those of one file after another. All
+// bytes of a row are its key; those of the first keys change from file to file.
 void share_cached_rows(int steps) {
+  constexpr int64_t kChanging = 10;
+  const auto byte_of = [](int64_t key, int64_t file) {
+    return static_cast<char>(key < kChanging ? key + 37 * file : key);
+  };
   RowCache cache(64, 40);
   std::atomic<bool> is_right{true};
+  std::atomic<int64_t> current{0};
   std::vector<std::thread> threads;
   for (uint32_t seed = 0; seed < 4; ++seed) {
     threads.emplace_back([&, seed] {
       std::mt19937 random(seed);
       char row[40];
       for (int i = 0; i < 100 * steps; ++i) {
+        const int64_t file = current.load();
         const auto key = static_cast<int64_t>(random() % (random() % 4 == 0 ? 250 : 50));
         const RowCache::Search wanted = cache.begin(key);
         cache.fetch_row(wanted);
-        if (cache.copy(wanted, row)) {
+        if (cache.copy(wanted, row, file)) {
           for (const char byte : row) {
-            if (byte != static_cast<char>(key)) is_right = false;
+            if (byte != byte_of(key, file)) is_right = false;
           }
         } else {
-          std::memset(row, static_cast<char>(key), sizeof row);
-          cache.put(key, row);
+          std::memset(row, byte_of(key, file), sizeof row);
+          cache.put(key, row, file);
         }
       }
     });
   }
+  for (int64_t file = 1; file <= steps / 4; ++file) {
+    char row[40];
+    cache.begin_file(file);
+    for (int64_t key = 0; key < kChanging; ++key) {
+      std::memset(row, byte_of(key, file), sizeof row);
+      cache.replace(key, row, file);
+    }
+    current = file;
+    std::this_thread::yield();
+  }
   for (std::thread& thread : threads) thread.join();
-  expect(is_right, "a row of the cache has the bytes of its key");
+  expect(is_right, "a row of the cache has the bytes of its key and file");
 }
 
 int main(int count, char** arguments) {
