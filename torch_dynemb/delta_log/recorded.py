@@ -278,11 +278,12 @@ class RecordedModel:
         now = {_place_of(part): part.group for part in parts_of(self._model)}
         same = all(now.pop(_place_of(part), None) is part.group for part in self.parts)
         if not same or not now.keys() <= self._others:
+            names = sorted({part.name for part in self.parts})
             raise NewBaseNeededError(
-                "DeltaLog: modules with tables were replaced, renamed, added or removed since the "
-                "log was attached to the model: save a checkpoint, and attach the log to the model "
-                "again with it as the base",
-                tables=sorted({part.name for part in self.parts}),
+                f"DeltaLog: modules with tables were replaced, renamed, added or removed since the "
+                f"log was attached to the model with {names}: save a checkpoint, and call "
+                "DeltaLog.attach(model, base=...) with it",
+                tables=names,
             )
 
     def _changes_of(self, group: TableGroup) -> Changes:

@@ -75,8 +75,8 @@ class OpenedFile:
         if self._live:
             raise TypeError(
                 "live tables with rows in a file cannot be copied, pickled or frozen: their "
-                "changes are in the memory of this process. Use the frozen model that they were "
-                "made of"
+                "changes are in the memory of this process. Use the model of "
+                "torch_dynemb.freeze(storage=) that they were made of"
             )
         return self.file
 

@@ -174,7 +174,8 @@ void place(const FileTable& table, int64_t* lines, uint64_t salt, int64_t id, in
       return;
     }
   }
-  DYNEMB_CHECK(false, "dynemb: the index of a file has no slot for id ", id, kDamagedStoreError);
+  DYNEMB_CHECK(false, "dynemb: the index of a file has no slot for id ", id,
+               ": load the package, or make the model live, again", kDamagedStoreError);
 }
 
 }  // namespace

@@ -166,7 +166,7 @@ void file_make_live(Tensor file, Tensor meta, std::vector<int64_t> headroom) {
   DYNEMB_CHECK(is_new || (found->second.forks == forks() && found->second.rows.changes != nullptr &&
                           found->second.rows.changes->live().headroom() == headroom),
                "dynemb::", op, ": file has the instance ", key.instance,
-               " of live tables with other headroom, or of another process");
+               " of live tables with other headroom, or of another process: give each its own");
   ++found->second.holders;
 }
 
