@@ -80,7 +80,7 @@ SMALL = {
 }
 SLOW = (  # 5 seconds and more each
     *("assign", "checkpoint", "dcp_load", "feature_ops", "file_rows", "freshness", "index"),
-    "lifecycle",
+    *("lifecycle", "many_tables"),
     *("live_resharding", "live_serving", "optimizers", "overhead", "remote_rows", "replica_sync"),
     *("retrieval", "scale_out", "serving", "serving_load", "shared_tables"),
     *("torchrec_step", "two_ranks"),
