@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import deque
 from functools import cache, partial
 from pathlib import Path
 
@@ -47,13 +48,12 @@ def file_lookup_arguments(pooling: Pooling, *, weighted: bool = False) -> OpArgu
 def live_arguments(*more: object) -> OpArguments:
     """Of live tables of their own, which a call may change."""
     tables = LiveFileTables(file_tables(), headroom=8)
-    return _kept(tables).get_buffer("file").clone(), *more
+    _kept.append(tables)
+    return tables.get_buffer("file").clone(), *more
 
 
-def _kept(tables: LiveFileTables, kept: list[LiveFileTables] = []) -> LiveFileTables:  # noqa: B006
-    """Keep the last live tables, which a call may need, and end earlier ones."""
-    kept[:] = [*kept[-3:], tables]
-    return tables
+# the last ones, which a call may need; earlier ones end
+_kept: deque[LiveFileTables] = deque(maxlen=4)
 
 
 def make_live_arguments() -> OpArguments:

@@ -25,7 +25,7 @@ from torch._inductor import config
 
 import torch_dynemb as td
 from torch_dynemb import delta_log, ops, serving
-from torch_dynemb.errors import DamagedStoreError, ForkedProcessError
+from torch_dynemb.errors import DamagedStoreError, ForkedProcessError, InUseError
 from torch_dynemb.serving.packages.manifest import DENSE, TABLES, read_package_manifest
 
 if TYPE_CHECKING:
@@ -293,6 +293,25 @@ def test_writers_take_turns(twin: Twin) -> None:
     for number in (1, 2, 3):
         rows = twin.read("a", torch.arange(220) + 10_000 * number)
         assert bool((rows == number).all())
+
+
+def test_an_op_beside_another_one_is_refused(tmp_path: Path) -> None:
+    """The module has its threads wait; programs that call the op find out."""
+    twin = Twin(tmp_path, headroom=4000)
+    file, none = twin.tables.get_buffer("file"), torch.tensor([], dtype=torch.int64)
+    refused = list[InUseError]()
+
+    def write() -> None:
+        while not refused:
+            try:
+                ops.file_apply(file, 0, torch.arange(3000), torch.ones(3000, 8), none)
+            except InUseError as error:
+                refused.append(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(write) for _ in range(2)]:
+            done.result(60)
+    assert "let the threads take turns" in str(refused[0])
 
 
 def test_the_cache_grows_with_the_tables(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,3 +138,24 @@ def test_models_of_the_same_tables_count_for_themselves() -> None:
     (output, inner), counts = outer(ids)
     assert torch.equal(output, frozen(ids))
     assert inner.tolist() == counts.tolist() == expected
+
+
+class Both(nn.Module):
+    """Two models of other ids."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first(ids)[1], self.second(ids[1:])[1]
+
+
+def test_a_copy_counts_beside_its_source() -> None:
+    first = td.freeze(Model(), missing=True)
+    second = pickle.loads(pickle.dumps(first))
+    ids = torch.tensor([1, 5, 6, 7])
+    (one, other), both = serving.CountsMissing(Both(first, second))(ids)
+    assert one.tolist() == other.tolist() == first(ids)[1].tolist() == [3, 3, 3]
+    assert both.tolist() == [3] * 6
+    assert second(ids[:2])[1].tolist() == [1, 1, 1]

@@ -26,6 +26,7 @@ from torch_dynemb.nn.embedding import SingleTable
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.nn.torch_changes import replace
 from torch_dynemb.ops.columns import Meta
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.content import score_names
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.state import recount
@@ -121,16 +122,18 @@ def _take_seeds(average: TableGroup, model: TableGroup) -> None:
     seeds = model.index.meta[:, Meta.SEED].to(average.device)
     if torch.equal(average.index.meta[:, Meta.SEED], seeds):
         return
-    held = []
-    for table in range(len(average.config.tables)):
-        batches = [(of.ids, of.rows) for of in average.export(table, batch_size=_BATCH)]
-        for ids, _ in batches:
-            average.erase(table, ids)
-        held.append(batches)
-    average.index.meta[:, Meta.SEED] = seeds
-    for table, batches in enumerate(held):
-        for ids, rows in batches:
-            average.insert_or_assign(table, ids, rows)
+    held = [
+        [(of.ids, of.rows) for of in average.export(table, batch_size=_BATCH)]
+        for table in range(len(average.config.tables))
+    ]
+    with defer_signals():
+        for table, batches in enumerate(held):
+            for ids, _ in batches:
+                average.erase(table, ids)
+        average.index.meta[:, Meta.SEED] = seeds
+        for table, batches in enumerate(held):
+            for ids, rows in batches:
+                average.insert_or_assign(table, ids, rows)
 
 
 def _average_table(

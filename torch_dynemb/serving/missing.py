@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
+import uuid
 from typing import Any, NamedTuple
 
 import torch
@@ -57,9 +57,6 @@ def note_missing(place: int, missing: Tensor) -> None:
         notes.append(_Note(place, missing))
 
 
-_places = itertools.count(1)
-
-
 class CountsMissing(nn.Module):
     """A frozen model that also returns the number of missing ids.
 
@@ -79,15 +76,15 @@ class CountsMissing(nn.Module):
         self.model = model
         self.table_names: list[str] = []
         self._paths: list[str] = []
-        self._places: list[int] = []
+        places = {0}
         for path, module in model.named_modules():
             if not isinstance(module, CountedTables):
                 continue
-            # it stays: another model may have the tables, too. A copy has that of its source.
-            if module.place == 0 or module.place in self._places:
-                module.place = next(_places)
+            # else it stays: another model may have the tables, too. A copy has that of its source.
+            if module.place in places:
+                module.place = uuid.uuid4().int >> 66
+            places.add(module.place)
             self._paths.append(path)
-            self._places.append(module.place)
             owner = module.owner(path)
             self.table_names += [table_name(owner, name) for name in module.names]
         if not self._paths:
@@ -116,10 +113,10 @@ class CountsMissing(nn.Module):
         finally:
             opened.pop()
         missing = []
-        for place, path in zip(self._places, self._paths, strict=True):
+        for path in self._paths:
             tables = self.model.get_submodule(path)
             assert isinstance(tables, CountedTables)
-            counts = [note.missing for note in notes if note.place == place]
+            counts = [note.missing for note in notes if note.place == tables.place]
             total = tables.get_buffer("meta").new_zeros(len(tables.names))
             for count in counts:
                 total = total + count

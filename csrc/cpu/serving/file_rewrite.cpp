@@ -128,12 +128,18 @@ NewTable planned(const char* op, RowFile& file, const FileChanges& changes, int6
                 {},
                 {}};
   const int64_t* line = file.whole_index(t);
+  int64_t ids_before = 0;
   for (int64_t b = 0; b < old.bucket_count; ++b, line += kBucketWords) {
     for (int64_t j = 0; j < kBucketWidth; ++j) {
       const int64_t stored = line[kBucketWidth + j];
-      if (stored > 0 && stored <= old.rows) plan.used[static_cast<size_t>(stored - 1)] = true;
+      if (stored <= 0 || stored > old.rows) continue;
+      plan.used[static_cast<size_t>(stored - 1)] = true;
+      ++ids_before;
     }
   }
+  DYNEMB_CHECK(ids_before == old.size, "dynemb::", op, ": the index of table ", t, " in ",
+               file.path(), " has ", ids_before, " ids with rows, expected ", old.size,
+               kRowFileRemedy, kDamagedStoreError);
   const std::vector<int64_t> removed = changes.table(t).removed_ids();
   std::vector<int64_t> rows(removed.size());
   check_damage(
